@@ -1,0 +1,33 @@
+# Headers, libraries, CMake packages (paged::paged, paged::engine), .pc files and the program.
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/paged)
+foreach(name IN ITEMS version base kv mem ops paged)
+    install(FILES include/paged/${name}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/paged)
+endforeach()
+install(TARGETS libpaged EXPORT paged)
+install(EXPORT paged NAMESPACE paged:: FILE paged-targets.cmake DESTINATION ${package_dir})
+
+configure_package_config_file(cmake/paged-config.cmake.in ${PROJECT_BINARY_DIR}/paged-config.cmake
+                              INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/paged-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/paged-config.cmake ${PROJECT_BINARY_DIR}/paged-config-version.cmake
+        DESTINATION ${package_dir})
+
+# The .pc files find their prefix from where they lie, so that an installed tree can be moved.
+file(RELATIVE_PATH pc_prefix "/prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/prefix")
+configure_file(cmake/paged.pc.in ${PROJECT_BINARY_DIR}/paged.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/paged.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+if(TARGET libpaged-engine)
+    foreach(name IN ITEMS model engine)
+        install(FILES include/paged/${name}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/paged)
+    endforeach()
+    install(TARGETS libpaged-engine EXPORT paged-engine)
+    install(EXPORT paged-engine NAMESPACE paged:: FILE paged-engine-targets.cmake DESTINATION ${package_dir})
+    configure_file(cmake/paged-engine.pc.in ${PROJECT_BINARY_DIR}/paged-engine.pc @ONLY)
+    install(FILES ${PROJECT_BINARY_DIR}/paged-engine.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()
+if(TARGET paged)
+    install(TARGETS paged)
+endif()

@@ -1,0 +1,122 @@
+# The rooms of src/ and what they are put together to.
+#
+# A room is compiled once, into room-<name>. From the objects come the libraries that are installed (libpaged,
+# libpaged-engine) and static variants of the same objects (paged-static, paged-engine-static), which the program, the tests
+# and the benches link, since they may reach inside.
+
+set(is_x86 FALSE)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
+    set(is_x86 TRUE)
+endif()
+
+# paged_room(NAME [LIBRARY…]): compiles src/NAME; the libraries are given for their headers. An empty room is no target.
+function(paged_room name)
+    file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.c)
+    if(NOT is_x86)
+        list(FILTER sources EXCLUDE REGEX "/src/ops/avx[0-9]*/")
+    endif()
+    if(NOT sources)
+        return()
+    endif()
+    add_library(room-${name} OBJECT ${sources})
+    target_include_directories(room-${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
+    target_link_libraries(room-${name} PRIVATE ${ARGN})
+    # Only the ISA folders get ISA flags; all the rest runs on every machine of the architecture.
+    set(isa_avx2 -mavx2 -mfma -mf16c -mbmi2)
+    set(isa_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl ${isa_avx2})
+    foreach(source IN LISTS sources)
+        if(source MATCHES "/src/ops/(avx2|avx512)/")
+            set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${isa_${CMAKE_MATCH_1}}")
+        endif()
+    endforeach()
+endfunction()
+
+# paged_rooms(OUT NAME…): the objects of the rooms that exist.
+function(paged_rooms out)
+    set(objects "")
+    foreach(name IN LISTS ARGN)
+        if(TARGET room-${name})
+            list(APPEND objects $<TARGET_OBJECTS:room-${name}>)
+        endif()
+    endforeach()
+    set(${out} "${objects}" PARENT_SCOPE)
+endfunction()
+
+# paged_library(TARGET STATIC_TARGET OUTPUT_NAME EXPORT_NAME ROOM…): the installed library and its static variant.
+function(paged_library target static_target output_name export_name)
+    paged_rooms(objects ${ARGN})
+    add_library(${target} ${objects})
+    add_library(${static_target} STATIC ${objects})
+    foreach(each IN ITEMS ${target} ${static_target})
+        # The objects carry no target that would tell the language.
+        set_target_properties(${each} PROPERTIES LINKER_LANGUAGE C)
+        target_include_directories(${each} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                                                  $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+        target_link_libraries(${each} PRIVATE m Threads::Threads)
+    endforeach()
+    set_target_properties(${target} PROPERTIES OUTPUT_NAME ${output_name} EXPORT_NAME ${export_name}
+                          VERSION ${PROJECT_VERSION} SOVERSION ${soversion})
+    if(NOT BUILD_SHARED_LIBS)
+        target_compile_definitions(${target} INTERFACE PAGED_STATIC)
+    endif()
+    add_library(paged::${export_name} ALIAS ${target})
+endfunction()
+
+# Before 1.0 every minor version may break the ABI, so the soname carries it.
+set(soversion ${PROJECT_VERSION_MAJOR})
+if(PROJECT_VERSION_MAJOR EQUAL 0)
+    set(soversion 0.${PROJECT_VERSION_MINOR})
+endif()
+
+paged_room(base)
+paged_room(mem)
+paged_room(ops)
+# The engine uses base's inside (paged__…) across the border of the libraries. So base is compiled with visible symbols, and
+# the version script exports them under a version that only an engine of exactly this release asks for.
+if(TARGET room-base)
+    set_target_properties(room-base PROPERTIES C_VISIBILITY_PRESET default)
+endif()
+# A fused multiply-add where the source says multiply and add would change bits between compilers.
+if(TARGET room-ops)
+    target_compile_options(room-ops PRIVATE -ffp-contract=off)
+endif()
+paged_library(libpaged paged-static paged paged base mem ops)
+if(BUILD_SHARED_LIBS)
+    configure_file(cmake/libpaged.map.in ${PROJECT_BINARY_DIR}/libpaged.map @ONLY)
+    target_link_options(libpaged PRIVATE -Wl,--version-script=${PROJECT_BINARY_DIR}/libpaged.map)
+    set_target_properties(libpaged PROPERTIES LINK_DEPENDS ${PROJECT_BINARY_DIR}/libpaged.map)
+endif()
+
+if(PAGED_ENGINE)
+    include(cmake/ggml.cmake)
+    find_package(PkgConfig REQUIRED)
+    pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+    pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
+
+    paged_room(model ggml::ggml PkgConfig::PCRE2)
+    paged_room(engine ggml::ggml)
+    paged_room(store)
+    paged_room(server PkgConfig::JANSSON)
+    paged_room(cli PkgConfig::JANSSON)
+    foreach(room IN ITEMS model engine cli)
+        if(TARGET room-${room})
+            target_compile_definitions(room-${room} PRIVATE PAGED_GGML_BUILD="${PAGED_GGML_BUILD}"
+                                                            PAGED_BUILD_CPU_FLAGS=${PAGED_BUILD_CPU_FLAGS}u)
+        endif()
+    endforeach()
+
+    paged_rooms(engine_objects model engine)
+    if(engine_objects)
+        paged_library(libpaged-engine paged-engine-static paged-engine engine model engine)
+        target_link_libraries(libpaged-engine PUBLIC libpaged PRIVATE ggml::ggml PkgConfig::PCRE2)
+        target_link_libraries(paged-engine-static PUBLIC paged-static PRIVATE ggml::ggml PkgConfig::PCRE2)
+        set_target_properties(libpaged-engine PROPERTIES INSTALL_RPATH "$ORIGIN;${PAGED_GGML_LIBDIR}")
+    endif()
+
+    paged_rooms(cli_objects store server cli)
+    if(engine_objects AND cli_objects)
+        add_executable(paged ${cli_objects})
+        set_target_properties(paged PROPERTIES LINKER_LANGUAGE C INSTALL_RPATH "${PAGED_GGML_LIBDIR}")
+        target_link_libraries(paged PRIVATE paged-engine-static PkgConfig::JANSSON m)
+    endif()
+endif()

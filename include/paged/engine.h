@@ -1,0 +1,134 @@
+/* engine.h: requests in, text out. Joins a model with a paged cache and runs many requests through them.
+ *
+ *     paged_engine_create -> submit … -> { step -> read … } … -> release -> paged_engine_free
+ *
+ * A step computes one chunk of tokens for every request that is running: prefill chunks and decode tokens
+ * together. A request is admitted when the pool has the blocks that it may ever need, so that an admitted
+ * request always ends.
+ *
+ * Thread rule: one thread at a time per engine, paged_engine_cancel aside, which any thread or signal handler
+ * may call.
+ */
+#ifndef PAGED_ENGINE_H
+#define PAGED_ENGINE_H
+
+#include "paged/base.h"
+#include "paged/mem.h"
+#include "paged/model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct paged_engine paged_engine;
+
+typedef struct paged_engine_config {
+    size_t struct_size;
+    int32_t n_ctx; /* tokens of the longest request; 0: the model's context, or less if the pool is smaller */
+    size_t pool_bytes;    /* 0: what max_running requests of n_ctx need */
+    int32_t block_size;   /* 0: 16 */
+    paged_type kv_type;   /* f16 by default */
+    bool kv_plain;        /* keys and values in the plain layout instead of the packed one */
+    int32_t max_running;  /* requests in one step; 0: 1 */
+    int32_t max_waiting;  /* 0: 64 */
+    int32_t chunk_tokens; /* tokens of one step at most; 0: 512 */
+    int32_t n_threads;    /* 0: paged_cpu_count() */
+    bool poison;          /* for tests: NaN in every slot that holds no token */
+} paged_engine_config;
+
+/* Takes all memory and the largest graph. Errors: INVALID_ARG, NO_MEMORY, NO_BLOCKS (with both numbers),
+ * UNSUPPORTED. The model is borrowed and must outlive the engine. */
+PAGED_API paged_status paged_engine_create(const paged_model *model, const paged_engine_config *config,
+                                           paged_engine **out, paged_error *err);
+PAGED_API void paged_engine_free(paged_engine *engine); /* NULL is fine */
+
+typedef struct paged_request {
+    size_t struct_size;
+    const int32_t *tokens; /* [n_tokens] prompt; copied */
+    int32_t n_tokens;
+    int32_t max_tokens; /* tokens to generate; 0: until the context is full */
+    float temperature;  /* below 1e-5: greedy */
+    int32_t top_k;      /* ≤ 0: off */
+    float top_p;        /* 1: off; 0: greedy */
+    uint64_t seed;      /* randomness is a function of (seed, position) alone */
+    bool ignore_eos;
+    bool logprobs;        /* log-probability of each generated token, before temperature and cuts */
+    bool prompt_logprobs; /* for every prompt token but the first; see paged_engine_prompt_logprobs */
+    bool control_text;    /* control tokens appear in the text */
+} paged_request;
+
+/* Greedy, no limits, top_p 1. Call it first, then set what differs. */
+PAGED_API void paged_request_init(paged_request *request);
+
+/* Copies the request and queues it. Errors: TOO_LONG (prompt against context, both numbers), LIMIT (queue
+ * full), INVALID_ARG (empty prompt, token outside the vocabulary, values that are not numbers), NO_MEMORY.
+ * Ids never come again. */
+PAGED_API paged_status paged_engine_submit(paged_engine *engine, const paged_request *request, uint64_t *id,
+                                           paged_error *err);
+
+/* One step for everything that runs. *n_active: requests that run or wait afterwards; 0: nothing to do.
+ * Errors: INVALID_ARG; anything that concerns one request only is told by its finish reason. */
+PAGED_API paged_status paged_engine_step(paged_engine *engine, int32_t *n_active, paged_error *err);
+
+typedef enum paged_finish {
+    PAGED_FINISH_NONE = 0, /* waits or runs */
+    PAGED_FINISH_STOP,     /* a token that ends the generation */
+    PAGED_FINISH_LENGTH,   /* max_tokens or the context */
+    PAGED_FINISH_CANCELLED,
+    PAGED_FINISH_ERROR
+} paged_finish;
+
+PAGED_API const char *paged_finish_name(paged_finish finish); /* "stop", "length" … */
+
+/* What is new since the last read; borrowed until the next call on this engine. Text is whole UTF-8
+ * characters. */
+typedef struct paged_output {
+    const char *text;
+    size_t text_len;
+    const int32_t *tokens; /* [n_tokens], the ending token not among them */
+    const float *logprobs; /* [n_tokens] or NULL */
+    int32_t n_tokens;
+    paged_finish finish;
+    paged_status error; /* why, when finish is PAGED_FINISH_ERROR */
+    int32_t prompt_tokens, cached_tokens, completion_tokens;
+    int32_t prompt_done; /* prompt tokens computed so far */
+    int32_t blocks_used; /* blocks held now; after the end: held when it ended */
+    double queue_ms, prefill_ms,
+        decode_ms; /* waiting; first step to first token; first token to now or end */
+} paged_output;
+
+PAGED_API paged_status paged_engine_read(paged_engine *engine, uint64_t id,
+                                         paged_output *out); /* NOT_FOUND */
+
+/* logprobs [n_tokens - 1]: of prompt token i + 1 given those before it; top1 [n_tokens - 1]: the most likely
+ * token there. Borrowed until release. Errors: NOT_FOUND, INVALID_ARG (not asked for, or not finished). */
+PAGED_API paged_status paged_engine_prompt_logprobs(paged_engine *engine, uint64_t id, const float **logprobs,
+                                                    const int32_t **top1, int32_t *n);
+
+/* Ends a request at its next step. Safe from any thread and from a signal handler. Unknown ids are ignored.
+ */
+PAGED_API void paged_engine_cancel(paged_engine *engine, uint64_t id);
+
+/* Forgets a request, running or finished, and gives its blocks back. NOT_FOUND. */
+PAGED_API paged_status paged_engine_release(paged_engine *engine, uint64_t id);
+
+typedef struct paged_engine_info {
+    int32_t n_ctx, block_size, chunk_tokens, n_threads, max_running;
+    paged_type kv_type;
+    paged_layout kv_layout;
+    const char *attn_kernels; /* "avx512" … */
+    size_t weight_bytes, pool_bytes, compute_bytes, kv_bytes_per_token;
+    int32_t n_blocks;
+    bool deterministic;    /* every weight type passed the self-test of the matmul */
+    char determinism[200]; /* "q4_1: yes, q8_0: yes" */
+} paged_engine_info;
+
+PAGED_API void paged_engine_get_info(const paged_engine *engine, paged_engine_info *out);
+PAGED_API void paged_engine_get_cache_stats(const paged_engine *engine, paged_cache_stats *out);
+PAGED_API paged_status paged_engine_check(const paged_engine *engine,
+                                          paged_error *err); /* paged_cache_check of its cache */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

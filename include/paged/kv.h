@@ -1,0 +1,62 @@
+/* kv.h: the two structs in which memory and attention meet. Whoever owns blocks fills them, whoever computes
+ * reads them, and neither knows the other.
+ *
+ *   block         block_size consecutive token slots of one group (layers and KV heads that live together)
+ *   block table   logical -> physical block, int32, -1 = absent (block 0 is an ordinary block)
+ *   slot          physical block * block_size + offset in the block, int64
+ *   tile          16 consecutive slots, the unit of the packed layout
+ *
+ * Where element d of the key of KV head h in block b, offset o lies, in elements from byte address
+ * k + b * block_stride + h * k_head_stride (V likewise); tile t = o / 16, i = o % 16, dk and dv the head dims:
+ *
+ *   PLAIN           K: o * dk + d
+ *   PACKED f32, f16 K: t * 16 * dk + d * 16 + i                      [d][16]
+ *                   V: t * 16 * dv + i * dv + d                      [16][d]
+ *   PACKED bf16     K: t * 16 * dk + d / 2 * 32 + i * 2 + d % 2      [d / 2][16][2]
+ *                   V: t * 16 * dv + i / 2 * 2 * dv + d * 2 + i % 2  [8][d][2]
+ *
+ * The packed layout is what the inner products want: a vector holds the same element of 16 tokens, so that no
+ * shuffle and no horizontal sum is needed. It asks for block_size % 16 == 0 and, for bf16, an even head_dim.
+ */
+#ifndef PAGED_KV_H
+#define PAGED_KV_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* 0 is the default wherever a type is asked for. */
+typedef enum paged_type { PAGED_TYPE_F16 = 0, PAGED_TYPE_F32 = 1, PAGED_TYPE_BF16 = 2 } paged_type;
+
+typedef enum paged_layout { PAGED_LAYOUT_PLAIN = 0, PAGED_LAYOUT_PACKED = 1 } paged_layout;
+
+enum { PAGED_TILE = 16 };
+
+/* The keys and values of one layer of one group. Borrowed: valid as long as the memory behind it. */
+typedef struct paged_kv {
+    uint8_t *k, *v;                                     /* first byte of block 0 of this layer */
+    int64_t block_stride, k_head_stride, v_head_stride; /* bytes */
+    int32_t n_blocks;                                   /* physical ids lie in [0, n_blocks) */
+    int32_t block_size;                                 /* tokens */
+    int32_t n_kv_heads, head_dim_k, head_dim_v;
+    paged_type type;
+    paged_layout layout;
+} paged_kv;
+
+/* The block tables of one group for the sequences of a step. Borrowed; must not change between plan and the
+ * last run. */
+typedef struct paged_tables {
+    const int32_t *blocks;      /* [n_rows, (n_kv_heads,) max_blocks] physical ids, -1 absent */
+    const int32_t *rows;        /* [n_seqs] row of each sequence in `blocks`; NULL: sequence i has row i */
+    int64_t seq_stride;         /* entries from one row to the next */
+    int64_t head_stride;        /* entries from one KV head to the next; 0: one table serves all heads */
+    const int32_t *seqlens_k;   /* [n_seqs] keys of each sequence, those of this step included */
+    int32_t n_seqs, max_blocks; /* max_blocks: entries in a row */
+} paged_tables;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

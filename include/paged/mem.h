@@ -1,0 +1,158 @@
+/* mem.h: who owns which block. A paged KV cache without a model and without floating point.
+ *
+ *   cache ── arena (the bytes) ── extents ── blocks ── groups (layers, KV heads that live and die together)
+ *     └── sequences: a length and one block table per group
+ *
+ * A sequence grows by reserve -> write -> commit: reserve takes the blocks, the caller writes keys and values
+ * into the slots, commit says with which tokens. Only committed tokens count. fork shares all blocks; the one
+ * that is shared and partly filled is copied before its first write (copy on write), inside reserve. Every
+ * call is all or nothing: a failed call changes nothing.
+ *
+ * Blocks are numbered per group from 0 on; block b of a group begins at byte b * block_bytes of the arena, so
+ * an operator needs nothing but one stride. In a cache of one group the numbers 0 … n_blocks - 1 are dense.
+ * In a cache of several groups an extent belongs to one group at a time and the numbers have gaps.
+ *
+ * Layout of a block: [layer][K | V][kv_head][block_size][head_dim], so all layers of a block are one run of
+ * bytes and the K of all heads of one layer is one run.
+ *
+ * Thread rule: one thread at a time per cache. Different caches are independent.
+ */
+#ifndef PAGED_MEM_H
+#define PAGED_MEM_H
+
+#include "paged/base.h"
+#include "paged/kv.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The seam between ids and bytes. mem manages ids; the arena knows where the bytes are and how they are
+ * copied. */
+typedef struct paged_arena {
+    void *ctx;
+    uint8_t *base;     /* first byte; never moves; NULL where the bytes cannot be addressed (a device) */
+    size_t size_bytes; /* address space, reserved once */
+    paged_status (*back)(void *ctx, size_t offset, size_t size_bytes);   /* make usable; idempotent */
+    paged_status (*unback)(void *ctx, size_t offset, size_t size_bytes); /* give back to the system */
+    paged_status (*copy)(void *ctx, size_t dst, size_t src, size_t size_bytes);
+    void (*destroy)(void *ctx);
+} paged_arena;
+
+/* Anonymous memory of this machine in huge pages where the system gives them, backed on first use. Errors:
+ * NO_MEMORY. */
+PAGED_API paged_status paged_arena_create_host(size_t size_bytes, paged_arena *out, paged_error *err);
+
+typedef struct paged_group_config {
+    int32_t n_layers, n_kv_heads, head_dim_k, head_dim_v; /* head_dim_v 0: as head_dim_k */
+    paged_type type;
+    paged_layout layout;
+} paged_group_config;
+
+typedef struct paged_cache_config {
+    size_t struct_size;
+    const paged_group_config *groups; /* [n_groups] copied */
+    int32_t n_groups;                 /* 1 … PAGED_GROUPS_MAX */
+    int32_t block_size;               /* tokens, 1 … 1024; 0: 16 */
+    size_t pool_bytes;                /* KV bytes, the limit of what blocks may take */
+    int32_t max_seqs;                 /* 0: 64 */
+    int32_t max_seq_tokens;           /* longest sequence; 0: what the pool holds */
+    const paged_arena *arena; /* NULL: a host arena of its own. Else borrowed, at least pool_bytes long */
+    bool poison; /* for tests: blocks are filled with NaN when they are taken and when they are freed */
+} paged_cache_config;
+
+enum { PAGED_GROUPS_MAX = 16 };
+
+typedef struct paged_cache paged_cache;
+
+/* A sequence: an index and a generation. 0 is never valid. A handle that was freed, or belongs to another
+ * cache, is refused with PAGED_ERR_STALE. */
+typedef uint64_t paged_seq;
+
+/* Everything that scales with the configuration is taken here. Errors: INVALID_ARG (names the field),
+ * NO_MEMORY, NO_BLOCKS (the pool does not hold one block per group). */
+PAGED_API paged_status paged_cache_create(const paged_cache_config *config, paged_cache **out,
+                                          paged_error *err);
+PAGED_API void paged_cache_free(paged_cache *cache); /* sequences that are left die with it; NULL is fine */
+
+/* Bytes of one block of a group; what a pool needs for n_tokens of one sequence. Overflow gives 0. */
+PAGED_API size_t paged_block_bytes(const paged_group_config *group, int32_t block_size);
+PAGED_API size_t paged_pool_bytes_for(const paged_group_config *groups, int32_t n_groups, int32_t block_size,
+                                      int64_t n_tokens);
+
+PAGED_API paged_status paged_seq_create(paged_cache *cache, paged_seq *out); /* NO_SEQS */
+PAGED_API paged_status paged_seq_free(paged_cache *cache,
+                                      paged_seq seq); /* gives its references back; STALE */
+
+/* Makes the slots committed … committed + n_tokens - 1 of every group writable and owned by this sequence
+ * alone. Replaces an earlier reservation: a smaller one gives blocks back, 0 gives all back. Errors:
+ * NO_BLOCKS, TOO_LONG, NO_MEMORY, STALE, INVALID_ARG. */
+PAGED_API paged_status paged_seq_reserve(paged_cache *cache, paged_seq seq, int32_t n_tokens);
+
+/* Slots of the positions first … first + n - 1, all of them committed or reserved. Errors: INVALID_ARG,
+ * STALE. */
+PAGED_API paged_status paged_seq_slots(const paged_cache *cache, paged_seq seq, int32_t group, int32_t first,
+                                       int32_t n, int64_t *slots);
+
+/* The first n_tokens reserved slots now hold keys and values of these tokens. Errors: INVALID_ARG (more than
+ * reserved), STALE. */
+PAGED_API paged_status paged_seq_commit(paged_cache *cache, paged_seq seq, const int32_t *tokens,
+                                        int32_t n_tokens);
+
+/* Shortens to n_tokens committed tokens, drops any reservation, gives whole blocks back at once. Errors:
+ * INVALID_ARG, STALE. */
+PAGED_API paged_status paged_seq_truncate(paged_cache *cache, paged_seq seq, int32_t n_tokens);
+
+/* A new sequence with the same committed tokens in the same blocks. A reservation is not inherited. Errors:
+ * NO_SEQS, NO_MEMORY, STALE. */
+PAGED_API paged_status paged_seq_fork(paged_cache *cache, paged_seq parent, paged_seq *out);
+
+PAGED_API int32_t paged_seq_len(const paged_cache *cache, paged_seq seq); /* committed tokens; -1: stale */
+PAGED_API int32_t paged_seq_reserved(const paged_cache *cache,
+                                     paged_seq seq); /* reserved beyond them; -1: stale */
+
+/* The committed tokens, borrowed until the next call that changes the sequence; NULL: stale. */
+PAGED_API const int32_t *paged_seq_tokens(const paged_cache *cache, paged_seq seq);
+
+/* Row of the sequence in the tables of paged_cache_tables(); -1: stale. Fixed for the life of the sequence.
+ */
+PAGED_API int32_t paged_seq_row(const paged_cache *cache, paged_seq seq);
+
+/* Fills blocks, seq_stride, head_stride and max_blocks; rows, seqlens_k and n_seqs are the caller's. */
+PAGED_API paged_status paged_cache_tables(const paged_cache *cache, int32_t group, paged_tables *out);
+
+/* The keys and values of one layer (counted inside its group). Errors: INVALID_ARG. */
+PAGED_API paged_status paged_cache_kv(const paged_cache *cache, int32_t group, int32_t layer, paged_kv *out);
+
+/* Blocks that a reservation of n_tokens would take in a group, copies on write included; -1: stale. */
+PAGED_API int32_t paged_seq_blocks_needed(const paged_cache *cache, paged_seq seq, int32_t group,
+                                          int32_t n_tokens);
+
+typedef struct paged_cache_stats {
+    int32_t n_blocks, n_free, n_used; /* n_blocks = n_free + n_used, over all groups; an extent that no
+                                       * group holds counts as group 0's */
+    int32_t n_seqs, max_seqs, block_size;
+    int64_t n_tokens;     /* committed, shared ones counted once per sequence */
+    int64_t n_slots_used; /* slots of used blocks that hold a committed token, shared ones once */
+    size_t pool_bytes, used_bytes,
+        backed_bytes;                   /* limit; blocks in use; memory taken from the system so far */
+    size_t waste_bytes;                 /* of the pool that no whole block fits into */
+    size_t block_bytes;                 /* of group 0 */
+    size_t table_bytes, metadata_bytes; /* block tables; everything else this cache keeps */
+    uint64_t n_allocs, n_frees, n_copies,
+        n_refused; /* blocks taken, given back, copied on write; reservations refused */
+} paged_cache_stats;
+
+PAGED_API void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out);
+
+/* References to a block, 0 for a free one, -1 for an id that does not exist. */
+PAGED_API int32_t paged_block_refs(const paged_cache *cache, int32_t group, int32_t block);
+
+/* Walks every invariant and names the first one that does not hold (PAGED_ERR_CORRUPT). O(blocks + table
+ * entries). */
+PAGED_API paged_status paged_cache_check(const paged_cache *cache, paged_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,113 @@
+/* ops.h: pure functions on arrays: writing keys and values into blocks, and attention over them.
+ *
+ * Attention is planned once per step (all validation happens there) and run once per layer (cannot fail). One
+ * entry point serves decode, prefill, chunked prefill and ragged batches of all of them.
+ *
+ *     paged_attn_create -> per step: paged_attn_plan -> per layer, on every thread: paged_kv_write, barrier,
+ *                                                       paged_attn_run, barrier, paged_attn_merge
+ *
+ * Query i of a sequence with n_q queries and n_k keys sits at position n_k - n_q + i and sees the keys 0 …
+ * that position (causal, bottom-right aligned; with `causal` false it sees all n_k). A row that sees no key
+ * gives zeros and LSE -inf.
+ *
+ * The same bits. The result of a row depends on its query and on the keys it sees and on nothing else: not on
+ * the batch, the number of threads, the chunking of a prefill, or the physical blocks. What makes it true:
+ * keys and values are always read back from the cache; softmax steps (64 tokens) and splits (PAGED_ATTN_SPLIT
+ * tokens) sit at absolute positions; each output element is one accumulation chain in ascending token order;
+ * partial states of splits are merged in ascending order by one function. Bits differ between instruction
+ * sets: paged_attn_kernels() names the set.
+ *
+ * Method: online softmax (Milakov & Gimelshein 2018), tiling as in FlashAttention-2 (Dao 2023), split-KV
+ * merge by LSE as in Flash-Decoding (Dao et al. 2023), block tables as in PagedAttention (Kwon et al. 2023).
+ */
+#ifndef PAGED_OPS_H
+#define PAGED_OPS_H
+
+#include "paged/base.h"
+#include "paged/kv.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    PAGED_ATTN_STEP = 64,   /* tokens of one softmax step */
+    PAGED_ATTN_SPLIT = 512, /* tokens of one split; part of the numerics */
+    PAGED_HEAD_DIM_MAX = 512
+};
+
+/* Writes n_tokens keys and values into their slots.
+ *   k     [n_tokens, n_kv_heads, head_dim_k] f32, rows of k_stride elements (0: dense)
+ *   v     [n_tokens, n_kv_heads, head_dim_v] f32, rows of v_stride elements (0: dense)
+ *   slots [n_tokens] block * block_size + offset; a negative slot skips its token
+ * f32 -> f16/bf16 rounds to nearest even and saturates to the largest finite value. NaN is stored as NaN and
+ * counted. Thread rule: tokens are divided among ith of nth callers; two tokens of one call must not share a
+ * slot. Returns the number of NaN seen by this thread. Cannot fail: check slots with paged_kv_check_slots
+ * first. */
+PAGED_API int64_t paged_kv_write(const paged_kv *kv, const float *k, int64_t k_stride, const float *v,
+                                 int64_t v_stride, const int64_t *slots, int32_t n_tokens, int32_t ith,
+                                 int32_t nth);
+
+/* PAGED_ERR_INVALID_ARG, naming the first slot that lies outside [0, n_blocks * block_size) and is not
+ * negative. */
+PAGED_API paged_status paged_kv_check_slots(const paged_kv *kv, const int64_t *slots, int32_t n_tokens,
+                                            paged_error *err);
+
+/* Reads keys and values back as f32, dense, the inverse of paged_kv_write; k_out or v_out may be NULL. */
+PAGED_API void paged_kv_read(const paged_kv *kv, const int64_t *slots, int32_t n_tokens, float *k_out,
+                             float *v_out);
+
+typedef struct paged_attn_config {
+    size_t struct_size;
+    int32_t n_heads, n_kv_heads;    /* query head h uses KV head h / (n_heads / n_kv_heads) */
+    int32_t head_dim_k, head_dim_v; /* 1 … PAGED_HEAD_DIM_MAX; head_dim_v 0: as head_dim_k */
+    int32_t block_size;             /* 1 … 1024, a multiple of 16 in the packed layout */
+    paged_type type;
+    paged_layout layout;
+    float scale;             /* 0: 1 / sqrt(head_dim_k) */
+    bool non_causal;         /* false: causal */
+    int32_t n_threads_max;   /* largest nth that run will be called with; 0: 1 */
+    int32_t max_q, max_seqs; /* largest batch that plan will be given; 0: 1 */
+    int32_t max_k;           /* largest seqlens_k; 0: 4096 */
+} paged_attn_config;
+
+/* Queries of a step: sequence s owns the rows cu_seqlens_q[s] … cu_seqlens_q[s + 1] - 1. */
+typedef struct paged_batch {
+    const int32_t *cu_seqlens_q; /* [n_seqs + 1], ascending from 0 */
+    paged_tables tables;
+} paged_batch;
+
+typedef struct paged_attn paged_attn;
+
+/* Takes all memory that plan and run will ever use. Errors: INVALID_ARG (names the field), NO_MEMORY.
+ * The object belongs to the caller; plan from one thread, run from many. */
+PAGED_API paged_status paged_attn_create(const paged_attn_config *config, paged_attn **out, paged_error *err);
+PAGED_API void paged_attn_free(paged_attn *attn); /* NULL is fine */
+
+/* Checks the whole batch against `kv` (shapes, lengths, every table entry that a run will read) and lays out
+ * the work. `kv` stands for all layers of the group: run may be given another one that differs in `k` and `v`
+ * only. On failure the plan of before is gone and run does nothing. Errors: INVALID_ARG naming sequence,
+ * entry and value; LIMIT. */
+PAGED_API paged_status paged_attn_plan(paged_attn *attn, const paged_batch *batch, const paged_kv *kv,
+                                       paged_error *err);
+
+/* The part of thread ith of nth (nth ≤ n_threads_max; the same in every call of the step).
+ *   q   [n_q, n_heads, head_dim_k] f32, rows of q_stride elements (0: dense)
+ *   out [n_q, n_heads, head_dim_v] f32, rows of out_stride elements (0: dense)
+ *   lse [n_q, n_heads] f32, natural logarithm of the sum of exp of the scaled scores; or NULL
+ * All threads must return from run before any enters merge. Cannot fail. */
+PAGED_API void paged_attn_run(paged_attn *attn, const paged_kv *kv, const float *q, int64_t q_stride,
+                              float *out, int64_t out_stride, float *lse, int32_t ith, int32_t nth);
+PAGED_API void paged_attn_merge(paged_attn *attn, float *out, int64_t out_stride, float *lse, int32_t ith,
+                                int32_t nth);
+
+/* False when the plan left nothing for paged_attn_merge to do (every row fits one split). */
+PAGED_API bool paged_attn_needs_merge(const paged_attn *attn);
+
+/* "avx512", "avx2" or "ref": the kernels chosen at create. Static. */
+PAGED_API const char *paged_attn_kernels(const paged_attn *attn);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

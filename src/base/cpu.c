@@ -1,0 +1,83 @@
+/* cpu.c: instruction sets and the number of CPUs. */
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "base/cgroup.h"
+
+enum { ALL_AVX2 = PAGED_CPU_AVX2, ALL_AVX512 = PAGED_CPU_AVX2 | PAGED_CPU_AVX512 };
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+/* The compiler's run-time tests include that the operating system saves the wide registers. */
+static uint32_t probe(void) {
+    unsigned eax, ebx, ecx, edx;
+    uint32_t flags = 0;
+    __builtin_cpu_init();
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) return 0;
+    /* clang 14 does not know the name of F16C. */
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+        (ecx & bit_F16C))
+        flags |= PAGED_CPU_AVX2;
+    if (!flags || !__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
+        return flags;
+    flags |= PAGED_CPU_AVX512;
+    if (__builtin_cpu_supports("avx512bf16")) flags |= PAGED_CPU_AVX512_BF16;
+    if (__builtin_cpu_supports("avx512vnni")) flags |= PAGED_CPU_AVX512_VNNI;
+    return flags;
+}
+#else
+static uint32_t probe(void) {
+    return 0;
+}
+#endif
+
+static uint32_t environment_mask(void) {
+    const char *value = getenv("PAGED_CPU");
+    if (!value || !*value) return ~0u;
+    if (strcmp(value, "ref") == 0) return 0;
+    if (strcmp(value, "avx2") == 0) return ALL_AVX2;
+    if (strcmp(value, "avx512") == 0) return ALL_AVX512;
+    paged__log(PAGED_LOG_WARN, "PAGED_CPU=%s is none of ref, avx2, avx512 and is ignored", value);
+    return ~0u;
+}
+
+static const uint32_t known = 1u << 31;
+static _Atomic uint32_t machine;    /* flags | known, 0 before the first call */
+static _Atomic uint32_t keep = ~0u; /* paged_cpu_mask() */
+
+uint32_t paged_cpu_flags(void) {
+    uint32_t flags = atomic_load_explicit(&machine, memory_order_relaxed);
+    if (!flags) {
+        /* Threads that come here together find the same, so the last write may win. */
+        flags = (probe() & environment_mask()) | known;
+        atomic_store_explicit(&machine, flags, memory_order_relaxed);
+    }
+    return flags & atomic_load_explicit(&keep, memory_order_relaxed) & ~known;
+}
+
+void paged_cpu_mask(uint32_t flags) {
+    atomic_store_explicit(&keep, flags, memory_order_relaxed);
+}
+
+static int32_t affinity_cpus(void) {
+    cpu_set_t few;
+    if (sched_getaffinity(0, sizeof few, &few) == 0) return CPU_COUNT(&few);
+    /* More than 1024 CPUs: the kernel refuses a set that is too small. */
+    enum { MANY = 1 << 17 };
+    size_t size_bytes = CPU_ALLOC_SIZE(MANY);
+    cpu_set_t *many = paged__calloc(1, size_bytes);
+    int32_t n = 0;
+    if (many && sched_getaffinity(0, size_bytes, many) == 0) n = CPU_COUNT_S(size_bytes, many);
+    paged__free(many);
+    return n ? n : (int32_t)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+int32_t paged_cpu_count(void) {
+    int32_t by_affinity = affinity_cpus(), by_quota = paged__cgroup_cpus("");
+    return PAGED_MAX(1, PAGED_MIN(by_affinity, by_quota));
+}

@@ -1,0 +1,79 @@
+/* cli/plan.c: see plan.h. */
+#include "cli/plan.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/base.h"
+
+paged__size_text paged__size(size_t size_bytes) {
+    static const char *const units[] = {"KiB", "MiB", "GiB", "TiB"};
+    paged__size_text size;
+    double value = (double)size_bytes;
+    int32_t unit = -1;
+    /* 1023.95 would be printed as 1024.0. */
+    while (unit < 3 && value >= 1023.95) {
+        value /= 1024;
+        unit++;
+    }
+    if (unit < 0)
+        snprintf(size.text, sizeof size.text, "%zu B", size_bytes);
+    else
+        snprintf(size.text, sizeof size.text, "%.1f %s", value, units[unit]);
+    return size;
+}
+
+const char *paged__type_name(paged_type type) {
+    switch (type) {
+    case PAGED_TYPE_F16:
+        return "f16";
+    case PAGED_TYPE_F32:
+        return "f32";
+    case PAGED_TYPE_BF16:
+        return "bf16";
+    }
+    return "?";
+}
+
+const char *paged__layout_name(paged_layout layout) {
+    return layout == PAGED_LAYOUT_PACKED ? "packed" : "plain";
+}
+
+const char *paged__model_name(const paged_model_info *info, const char *path) {
+    if (info->name && info->name[0]) return info->name;
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+const char *paged__main_weight_type(const paged_model_info *info) {
+    const char *name = "";
+    size_t most = 0;
+    for (int32_t i = 0; i < info->n_weight_types; i++) {
+        if (info->weight_types[i].bytes <= most) continue;
+        most = info->weight_types[i].bytes;
+        name = info->weight_types[i].name;
+    }
+    return name;
+}
+
+size_t paged__kv_bytes(const paged_model_info *info, paged_type type, int32_t block_size, int64_t n_tokens) {
+    paged_group_config group = {.n_layers = info->n_layers,
+                                .n_kv_heads = info->n_kv_heads,
+                                .head_dim_k = info->head_dim_k,
+                                .head_dim_v = info->head_dim_v,
+                                .type = type};
+    return paged_pool_bytes_for(&group, 1, block_size, n_tokens);
+}
+
+void paged__plan_note(paged__cli *cli, const paged_model_info *model, const paged_engine_info *engine,
+                      const char *path) {
+    paged__note(cli, "%s (%s, %s): weights %s, mapped from the file", paged__model_name(model, path),
+                model->arch, paged__main_weight_type(model), paged__size(engine->weight_bytes).text);
+    paged__note(cli, "KV pool %s: %d block%s of %d tokens, %s, so %lld tokens fit; context %d",
+                paged__size(engine->pool_bytes).text, engine->n_blocks, engine->n_blocks == 1 ? "" : "s",
+                engine->block_size, paged__type_name(engine->kv_type),
+                (long long)engine->n_blocks * engine->block_size, engine->n_ctx);
+    paged__note(cli, "%d thread%s, attention kernels %s, %s for computing", engine->n_threads,
+                engine->n_threads == 1 ? "" : "s", engine->attn_kernels,
+                paged__size(engine->compute_bytes).text);
+}

@@ -1,0 +1,201 @@
+/* engine/engine.c: create, free, facts. */
+#include "engine/engine.h"
+
+enum {
+    DEFAULT_BLOCK = 16,
+    DEFAULT_CHUNK = 512,
+    DEFAULT_WAITING = 64,
+    RUNNING_MAX = 4096,
+    CHUNK_MAX = 1 << 16,
+    THREADS_MAX = 256
+};
+
+static paged_status fill_defaults(const paged_model_info *info, paged_engine_config *c, paged_error *err) {
+    if (c->block_size == 0) c->block_size = DEFAULT_BLOCK;
+    if (c->max_running == 0) c->max_running = 1;
+    if (c->max_waiting == 0) c->max_waiting = DEFAULT_WAITING;
+    if (c->n_threads == 0) c->n_threads = PAGED_MIN(paged_cpu_count(), THREADS_MAX);
+    if (c->n_ctx == 0) c->n_ctx = info->n_ctx_train;
+    if (c->block_size < 1 || c->block_size > 1024)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "block_size is %d; 1 … 1024", c->block_size);
+    if (!c->kv_plain && c->block_size % PAGED_TILE)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG,
+                           "block_size is %d; the packed layout asks for a multiple of %d", c->block_size,
+                           PAGED_TILE);
+    if (c->n_ctx < 1 || c->n_ctx > info->n_ctx_train)
+        return paged__fail(err, PAGED_ERR_TOO_LONG, "a context of %d tokens was asked for; the model has %d",
+                           c->n_ctx, info->n_ctx_train);
+    if (c->max_running < 1 || c->max_running > RUNNING_MAX || c->max_waiting < 1 ||
+        c->max_waiting > RUNNING_MAX * 16)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "max_running is %d (1 … %d), max_waiting %d (1 … %d)",
+                           c->max_running, RUNNING_MAX, c->max_waiting, RUNNING_MAX * 16);
+    if (c->n_threads < 1 || c->n_threads > THREADS_MAX)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "n_threads is %d; 1 … %d", c->n_threads, THREADS_MAX);
+    if (c->kv_type != PAGED_TYPE_F16 && c->kv_type != PAGED_TYPE_F32 && c->kv_type != PAGED_TYPE_BF16)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "kv_type is %d", (int)c->kv_type);
+    if (c->chunk_tokens == 0) c->chunk_tokens = PAGED_MAX(PAGED_MIN(DEFAULT_CHUNK, c->n_ctx), c->max_running);
+    if (c->chunk_tokens < 1 || c->chunk_tokens > CHUNK_MAX)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "chunk_tokens is %d; 1 … %d", c->chunk_tokens,
+                           CHUNK_MAX);
+    return PAGED_OK;
+}
+
+/* The pool, and the context that it can hold: the smaller of what was asked for and what fits. */
+static paged_status create_cache(paged_engine *e, const paged_model_info *info, paged_error *err) {
+    paged_engine_config *c = &e->config;
+    const paged_group_config group = {.n_layers = info->n_layers,
+                                      .n_kv_heads = info->n_kv_heads,
+                                      .head_dim_k = info->head_dim_k,
+                                      .head_dim_v = info->head_dim_v,
+                                      .type = c->kv_type,
+                                      .layout = c->kv_plain ? PAGED_LAYOUT_PLAIN : PAGED_LAYOUT_PACKED};
+    const size_t block_bytes = paged_block_bytes(&group, c->block_size);
+    const int64_t blocks_each = (c->n_ctx + c->block_size - 1) / c->block_size;
+    if (c->pool_bytes == 0 &&
+        (!block_bytes || !paged__mul(block_bytes, (size_t)(blocks_each * c->max_running), &c->pool_bytes)))
+        return paged__fail(err, PAGED_ERR_NO_MEMORY,
+                           "the pool for %d requests of %d tokens is larger than the address space",
+                           c->max_running, c->n_ctx);
+    if (c->pool_bytes < block_bytes)
+        return paged__fail(err, PAGED_ERR_NO_BLOCKS,
+                           "a pool of %zu bytes holds no block; one block of %d tokens needs %zu",
+                           c->pool_bytes, c->block_size, block_bytes);
+    e->n_ctx = (int32_t)PAGED_MIN((int64_t)c->n_ctx, (int64_t)(c->pool_bytes / block_bytes) * c->block_size);
+    const paged_cache_config cc = {.struct_size = sizeof cc,
+                                   .groups = &group,
+                                   .n_groups = 1,
+                                   .block_size = c->block_size,
+                                   .pool_bytes = c->pool_bytes,
+                                   .max_seqs = c->max_running,
+                                   .max_seq_tokens = e->n_ctx,
+                                   .poison = c->poison};
+    return paged_cache_create(&cc, &e->cache, err);
+}
+
+static paged_status create_runner(paged_engine *e, const paged_model_info *info, paged_error *err) {
+    const paged_engine_config *c = &e->config;
+    paged_kv *kv = paged__calloc((size_t)info->n_layers, sizeof *kv);
+    if (!kv) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %d layers", info->n_layers);
+    for (int32_t i = 0; i < info->n_layers; i++)
+        PAGED_ASSERT(paged_cache_kv(e->cache, 0, i, &kv[i]) == PAGED_OK);
+    const paged__runner_config rc = {.max_tokens = c->chunk_tokens,
+                                     .max_seqs = c->max_running,
+                                     .max_outputs = c->chunk_tokens,
+                                     .max_k = e->n_ctx,
+                                     .n_threads = c->n_threads,
+                                     .kv = kv};
+    paged_status s = paged__runner_create(e->model, &rc, &e->runner, err);
+    paged__free(kv);
+    return s;
+}
+
+static paged_status create_tables(paged_engine *e, paged_error *err) {
+    const size_t n = (size_t)e->config.chunk_tokens, n_run = (size_t)e->config.max_running;
+    e->n_slots = e->config.max_running + e->config.max_waiting;
+    e->slots = paged__calloc((size_t)e->n_slots, sizeof *e->slots);
+    e->waiting = paged__calloc((size_t)e->n_slots, sizeof *e->waiting);
+    e->running = paged__calloc(n_run, sizeof *e->running);
+    e->pieces = paged__calloc(n_run, sizeof *e->pieces);
+    e->step_tokens = paged__calloc(n, sizeof *e->step_tokens);
+    e->positions = paged__calloc(n, sizeof *e->positions);
+    e->outputs = paged__calloc(n, sizeof *e->outputs);
+    e->step_slots = paged__calloc(n, sizeof *e->step_slots);
+    e->cu_seqlens_q = paged__calloc(n_run + 1, sizeof *e->cu_seqlens_q);
+    e->seqlens_k = paged__calloc(n_run, sizeof *e->seqlens_k);
+    e->rows = paged__calloc(n_run, sizeof *e->rows);
+    e->sampler = paged__sampler_create(e->n_vocab);
+    if (e->slots && e->waiting && e->running && e->pieces && e->step_tokens && e->positions && e->outputs &&
+        e->step_slots && e->cu_seqlens_q && e->seqlens_k && e->rows && e->sampler)
+        return PAGED_OK;
+    return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %d requests", e->n_slots);
+}
+
+static paged_status create(paged_engine *e, const paged_engine_config *config, paged_error *err) {
+    if (config) {
+        if (config->struct_size < sizeof config->struct_size || config->struct_size > sizeof *config)
+            return paged__fail(err, PAGED_ERR_INVALID_ARG, "struct_size is %zu, this library knows up to %zu",
+                               config->struct_size, sizeof *config);
+        memcpy(&e->config, config, config->struct_size);
+    }
+    paged_model_info info;
+    paged_model_get_info(e->model, &info);
+    e->n_vocab = info.n_vocab;
+    e->tok = paged_model_tokenizer(e->model);
+    if (e->model->vocab_only)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "the model was loaded with vocab_only");
+    paged_status s = fill_defaults(&info, &e->config, err);
+    if (!s) s = create_cache(e, &info, err);
+    if (!s) s = create_runner(e, &info, err);
+    if (!s) s = create_tables(e, err);
+    if (!s)
+        s = paged__model_self_test(e->model, e->config.n_threads, &e->deterministic, e->determinism,
+                                   sizeof e->determinism, err);
+    return s;
+}
+
+paged_status paged_engine_create(const paged_model *model, const paged_engine_config *config,
+                                 paged_engine **out, paged_error *err) {
+    if (!model || !out) return paged__fail(err, PAGED_ERR_INVALID_ARG, "%s is NULL", model ? "out" : "model");
+    paged_engine *e = paged__calloc(1, sizeof *e);
+    if (!e) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for an engine");
+    e->model = model;
+    paged_status s = create(e, config, err);
+    if (s) {
+        paged_engine_free(e);
+        return s;
+    }
+    *out = e;
+    return PAGED_OK;
+}
+
+void paged_engine_free(paged_engine *e) {
+    if (!e) return;
+    for (int32_t i = 0; e->slots && i < e->n_slots; i++) paged__request_clear(e, &e->slots[i]);
+    paged__sampler_free(e->sampler);
+    paged__free(e->rows);
+    paged__free(e->seqlens_k);
+    paged__free(e->cu_seqlens_q);
+    paged__free(e->step_slots);
+    paged__free(e->outputs);
+    paged__free(e->positions);
+    paged__free(e->step_tokens);
+    paged__free(e->pieces);
+    paged__free(e->running);
+    paged__free(e->waiting);
+    paged__free(e->slots);
+    paged__runner_free(e->runner);
+    paged_cache_free(e->cache);
+    paged__free(e);
+}
+
+void paged_engine_get_info(const paged_engine *e, paged_engine_info *out) {
+    paged_model_info info;
+    paged_cache_stats stats;
+    paged_model_get_info(e->model, &info);
+    paged_cache_get_stats(e->cache, &stats);
+    *out = (paged_engine_info){
+        .n_ctx = e->n_ctx,
+        .block_size = e->config.block_size,
+        .chunk_tokens = e->config.chunk_tokens,
+        .n_threads = e->config.n_threads,
+        .max_running = e->config.max_running,
+        .kv_type = e->config.kv_type,
+        .kv_layout = e->config.kv_plain ? PAGED_LAYOUT_PLAIN : PAGED_LAYOUT_PACKED,
+        .attn_kernels = paged__runner_attn_kernels(e->runner),
+        .weight_bytes = info.weight_bytes,
+        .pool_bytes = e->config.pool_bytes,
+        .compute_bytes = paged__runner_compute_bytes(e->runner),
+        .kv_bytes_per_token = stats.block_bytes / (size_t)e->config.block_size,
+        .n_blocks = stats.n_blocks,
+        .deterministic = e->deterministic,
+    };
+    memcpy(out->determinism, e->determinism, sizeof out->determinism);
+}
+
+void paged_engine_get_cache_stats(const paged_engine *e, paged_cache_stats *out) {
+    paged_cache_get_stats(e->cache, out);
+}
+
+paged_status paged_engine_check(const paged_engine *e, paged_error *err) {
+    return paged_cache_check(e->cache, err);
+}

@@ -1,0 +1,113 @@
+/* engine/engine.h: the engine's parts as they see each other. May include everything below: base, mem, ops,
+ * model.
+ *
+ *   request.c     slots of requests: submit, read, cancel, release
+ *   scheduler.c   who runs: admission, and which tokens of whom make the next step
+ *   step.c        one step: reserve -> runner -> commit -> sample
+ *   sampler.c     logits -> one token
+ *   engine.c      create, free, facts
+ *
+ *   waiting ──admit──> running ──ends──> finished ──release──> free
+ *
+ * A request is admitted when the free blocks, less those promised to the requests that run, cover all it may
+ * ever need. So a running request never lacks a block, and the oldest waiting one always comes next.
+ *
+ * What lies in the cache: the tokens of a request but the newest one, whose key and value are written by the
+ * step that computes the next. n_cached counts them; tokens[n_cached …] are what a step has to compute.
+ */
+#ifndef PAGED_ENGINE_ENGINE_H
+#define PAGED_ENGINE_ENGINE_H
+
+#include <stdatomic.h>
+
+#include "base/base.h"
+#include "mem/mem.h"
+#include "model/runner.h"
+#include "paged/engine.h"
+
+typedef enum paged__state { PAGED__FREE = 0, PAGED__WAITING, PAGED__RUNNING, PAGED__FINISHED } paged__state;
+
+typedef struct paged__request {
+    _Atomic uint64_t id;        /* 0: the slot is free. Read by cancel from any thread */
+    _Atomic uint64_t cancel_id; /* the id that is to be cancelled */
+    paged__state state;
+    paged_finish finish;
+    paged_status error;   /* why, when finish is PAGED_FINISH_ERROR */
+    paged_request params; /* tokens is not kept */
+    paged_seq seq;        /* valid while running */
+
+    int32_t *tokens; /* [n_prompt + max_new] prompt, then what was generated; owned */
+    int32_t n_prompt, max_new, n_tokens, n_cached;
+    int32_t blocks_used;    /* while running and when it ended */
+    float *logprobs;        /* [max_new] of generated tokens, or NULL; owned */
+    float *prompt_logprobs; /* [n_prompt - 1] or NULL; owned */
+    int32_t *prompt_top1;   /* [n_prompt - 1] or NULL; owned */
+
+    paged_detok detok; /* of read */
+    int32_t n_read;    /* generated tokens already read */
+    bool read_to_end;
+    char *text; /* what the last read gave out; owned */
+    size_t text_capacity;
+
+    uint64_t submit_ns, start_ns, first_ns, last_ns; /* submitted, first step, first token, latest token */
+} paged__request;
+
+/* A piece of a request in a step. */
+typedef struct paged__piece {
+    paged__request *request;
+    int32_t n_tokens;     /* of request->tokens from n_cached on */
+    int32_t first_output; /* index of its first output row; -1: none */
+    int32_t n_outputs;
+} paged__piece;
+
+struct paged_engine {
+    const paged_model *model;
+    const paged_tokenizer *tok;
+    paged_engine_config config; /* all defaults filled in */
+    int32_t n_ctx, n_vocab;
+    paged_cache *cache;
+    paged__runner *runner;
+
+    paged__request *slots; /* [n_slots] */
+    int32_t n_slots;
+    paged__request **waiting; /* [n_slots] oldest first */
+    paged__request **running; /* [max_running] oldest first */
+    int32_t n_waiting, n_running;
+    uint64_t next_id;
+
+    /* the step under construction, sized by the configuration */
+    paged__piece *pieces; /* [max_running] */
+    int32_t n_pieces;
+    int32_t *step_tokens, *positions, *outputs; /* [chunk_tokens] */
+    int64_t *step_slots;                        /* [chunk_tokens] */
+    int32_t *cu_seqlens_q;                      /* [max_running + 1] */
+    int32_t *seqlens_k, *rows;                  /* [max_running] */
+    struct paged__sampler *sampler;
+
+    bool deterministic;
+    char determinism[200];
+};
+
+/* request.c */
+paged__request *paged__request_find(const paged_engine *e, uint64_t id); /* NULL: unknown */
+void paged__request_finish(paged_engine *e, paged__request *r,
+                           paged_finish finish);               /* gives its blocks back */
+void paged__request_clear(paged_engine *e, paged__request *r); /* back to a free slot */
+
+/* scheduler.c */
+void paged__schedule(paged_engine *e); /* admits, then fills e->pieces within the token budget */
+void paged__drop_cancelled(paged_engine *e);
+
+/* sampler.c: randomness is a function of (seed, position), so that a request repeats whatever runs beside it.
+ */
+typedef struct paged__sampler paged__sampler;
+paged__sampler *paged__sampler_create(int32_t n_vocab); /* NULL: no memory */
+void paged__sampler_free(paged__sampler *s);
+/* logits [n_vocab]; `position` of the token to be sampled. Not-a-number logits never win. */
+int32_t paged__sample(paged__sampler *s, const float *logits, const paged_request *params, bool ban_eog,
+                      const paged_tokenizer *tok, int32_t position);
+/* log softmax(logits)[token], in double; and the most likely token (lowest id on ties) if top1 is not NULL.
+ */
+float paged__logprob(const float *logits, int32_t n_vocab, int32_t token, int32_t *top1);
+
+#endif

@@ -1,0 +1,64 @@
+/* engine/scheduler.c: who runs, and what the next step computes. First come, first served; no preemption: see
+ * engine.h. */
+#include "engine/engine.h"
+
+static int32_t blocks_for(const paged_engine *e, int32_t n_tokens) {
+    return (n_tokens + e->config.block_size - 1) / e->config.block_size;
+}
+
+/* The newest token of a request never needs a slot. */
+static int32_t blocks_at_most(const paged_engine *e, const paged__request *r) {
+    return blocks_for(e, r->n_prompt + r->max_new - 1);
+}
+
+void paged__drop_cancelled(paged_engine *e) {
+    for (int32_t i = 0; i < e->n_slots; i++) {
+        paged__request *r = &e->slots[i];
+        if ((r->state == PAGED__WAITING || r->state == PAGED__RUNNING) && r->cancel_id == r->id)
+            paged__request_finish(e, r, PAGED_FINISH_CANCELLED);
+    }
+}
+
+static void admit(paged_engine *e) {
+    paged_cache_stats stats;
+    paged_cache_get_stats(e->cache, &stats);
+    int64_t free_blocks = stats.n_free;
+    for (int32_t i = 0; i < e->n_running; i++)
+        free_blocks -= blocks_at_most(e, e->running[i]) - blocks_for(e, e->running[i]->n_cached);
+
+    while (e->n_waiting > 0 && e->n_running < e->config.max_running) {
+        paged__request *r = e->waiting[0];
+        if (blocks_at_most(e, r) > free_blocks || paged_seq_create(e->cache, &r->seq) != PAGED_OK) return;
+        free_blocks -= blocks_at_most(e, r);
+        e->n_waiting--;
+        for (int32_t i = 0; i < e->n_waiting; i++) e->waiting[i] = e->waiting[i + 1];
+        e->running[e->n_running++] = r;
+        r->state = PAGED__RUNNING;
+        r->start_ns = paged__now_ns();
+    }
+}
+
+static void add_piece(paged_engine *e, paged__request *r, int32_t n_tokens) {
+    e->pieces[e->n_pieces++] = (paged__piece){.request = r, .n_tokens = n_tokens, .first_output = -1};
+}
+
+void paged__schedule(paged_engine *e) {
+    admit(e);
+    e->n_pieces = 0;
+    int32_t budget = e->config.chunk_tokens;
+    /* Those that decode first: one token each keeps their streams moving while a long prompt is computed
+     * beside them. */
+    for (int32_t i = 0; i < e->n_running && budget > 0; i++) {
+        paged__request *r = e->running[i];
+        if (r->n_tokens - r->n_cached > 1 || r->n_tokens == r->n_prompt) continue;
+        add_piece(e, r, 1);
+        budget--;
+    }
+    for (int32_t i = 0; i < e->n_running && budget > 0; i++) {
+        paged__request *r = e->running[i];
+        if (r->n_tokens > r->n_prompt) continue;
+        const int32_t n = PAGED_MIN(r->n_tokens - r->n_cached, budget);
+        add_piece(e, r, n);
+        budget -= n;
+    }
+}

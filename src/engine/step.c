@@ -1,0 +1,125 @@
+/* engine/step.c: one step of everything that runs: lay out the pieces -> reserve slots -> runner -> commit ->
+ * sample. */
+#include "engine/engine.h"
+
+/* Which rows of a piece need logits: all but those whose next token nobody asks about. */
+static void lay_out_outputs(paged_engine *e, paged__piece *p, int32_t first_row, int32_t *n_outputs) {
+    const paged__request *r = p->request;
+    const bool ends_known = r->n_cached + p->n_tokens == r->n_tokens; /* the last row predicts a new token */
+    const bool scores = r->params.prompt_logprobs && r->n_tokens == r->n_prompt;
+    p->first_output = *n_outputs;
+    for (int32_t i = 0; i < p->n_tokens; i++)
+        if (scores || (ends_known && i == p->n_tokens - 1)) e->outputs[(*n_outputs)++] = first_row + i;
+    p->n_outputs = *n_outputs - p->first_output;
+}
+
+/* Slots for every piece. A running request has its blocks promised, but the system may have no memory to back
+ * them: then this request ends with the reason and the others go on. */
+static void reserve(paged_engine *e) {
+    int32_t n_kept = 0;
+    for (int32_t i = 0; i < e->n_pieces; i++) {
+        paged__piece p = e->pieces[i];
+        p.request->error = paged_seq_reserve(e->cache, p.request->seq, p.n_tokens);
+        if (p.request->error)
+            paged__request_finish(e, p.request, PAGED_FINISH_ERROR);
+        else
+            e->pieces[n_kept++] = p;
+    }
+    e->n_pieces = n_kept;
+}
+
+static void lay_out(paged_engine *e, paged__step *step) {
+    int32_t n = 0, n_outputs = 0;
+    for (int32_t i = 0; i < e->n_pieces; i++) {
+        paged__piece *p = &e->pieces[i];
+        const paged__request *r = p->request;
+        PAGED_ASSERT(!paged_seq_slots(e->cache, r->seq, 0, r->n_cached, p->n_tokens, e->step_slots + n));
+        lay_out_outputs(e, p, n, &n_outputs);
+        e->cu_seqlens_q[i] = n;
+        e->seqlens_k[i] = r->n_cached + p->n_tokens;
+        e->rows[i] = paged_seq_row(e->cache, r->seq);
+        for (int32_t t = 0; t < p->n_tokens; t++, n++) {
+            e->step_tokens[n] = r->tokens[r->n_cached + t];
+            e->positions[n] = r->n_cached + t;
+        }
+    }
+    e->cu_seqlens_q[e->n_pieces] = n;
+
+    *step = (paged__step){.n_tokens = n,
+                          .tokens = e->step_tokens,
+                          .positions = e->positions,
+                          .slots = e->step_slots,
+                          .n_outputs = n_outputs,
+                          .outputs = e->outputs};
+    step->batch.cu_seqlens_q = e->cu_seqlens_q;
+    PAGED_ASSERT(paged_cache_tables(e->cache, 0, &step->batch.tables) == PAGED_OK);
+    step->batch.tables.rows = e->rows;
+    step->batch.tables.seqlens_k = e->seqlens_k;
+    step->batch.tables.n_seqs = e->n_pieces;
+}
+
+static void score_prompt(const paged_engine *e, const paged__piece *p, const float *logits) {
+    paged__request *r = p->request;
+    for (int32_t i = 0; i < p->n_outputs; i++) {
+        const int32_t at = r->n_cached + i; /* this row predicts token at + 1 */
+        if (at + 1 >= r->n_prompt) break;
+        r->prompt_logprobs[at] = paged__logprob(logits + (size_t)(p->first_output + i) * (size_t)e->n_vocab,
+                                                e->n_vocab, r->tokens[at + 1], &r->prompt_top1[at]);
+    }
+}
+
+static void add_token(paged_engine *e, paged__request *r, const float *row) {
+    const int32_t token =
+        paged__sample(e->sampler, row, &r->params, r->params.ignore_eos, e->tok, r->n_tokens);
+    r->last_ns = paged__now_ns();
+    if (!r->first_ns) r->first_ns = r->last_ns;
+    if (!r->params.ignore_eos && paged_token_is_eog(e->tok, token)) {
+        paged__request_finish(e, r, PAGED_FINISH_STOP);
+        return;
+    }
+    const int32_t n_new = r->n_tokens - r->n_prompt;
+    if (r->logprobs) r->logprobs[n_new] = paged__logprob(row, e->n_vocab, token, NULL);
+    r->tokens[r->n_tokens++] = token;
+    if (n_new + 1 == r->max_new) paged__request_finish(e, r, PAGED_FINISH_LENGTH);
+}
+
+static void take_results(paged_engine *e, const float *logits) {
+    for (int32_t i = 0; i < e->n_pieces; i++) {
+        const paged__piece *p = &e->pieces[i];
+        paged__request *r = p->request;
+        PAGED_ASSERT(!paged_seq_commit(e->cache, r->seq, r->tokens + r->n_cached, p->n_tokens));
+        if (r->params.prompt_logprobs && r->n_tokens == r->n_prompt) score_prompt(e, p, logits);
+        r->n_cached += p->n_tokens;
+        r->blocks_used = (r->n_cached + e->config.block_size - 1) / e->config.block_size;
+        if (r->n_cached == r->n_tokens)
+            add_token(e, r, logits + (size_t)(p->first_output + p->n_outputs - 1) * (size_t)e->n_vocab);
+    }
+}
+
+paged_status paged_engine_step(paged_engine *e, int32_t *n_active, paged_error *err) {
+    if (!e) return paged__fail(err, PAGED_ERR_INVALID_ARG, "engine is NULL");
+    paged__drop_cancelled(e);
+    paged__schedule(e);
+    /* Progress: a waiting request fits an empty pool by submit's check, so an idle engine with a queue would
+     * be our bug. */
+    PAGED_ASSERT(e->n_pieces > 0 || (e->n_running == 0 && e->n_waiting == 0));
+    reserve(e);
+    if (e->n_pieces > 0) {
+        paged__step step;
+        const float *logits = NULL;
+        paged_error why = {0};
+        lay_out(e, &step);
+        paged_status s = paged__runner_step(e->runner, &step, &logits, &why);
+        if (s) {
+            /* Nothing was committed; what these requests hold goes back with them. */
+            for (int32_t i = 0; i < e->n_pieces; i++) {
+                e->pieces[i].request->error = s;
+                paged__request_finish(e, e->pieces[i].request, PAGED_FINISH_ERROR);
+            }
+            return paged__fail(err, s, "the step failed: %s", why.message);
+        }
+        take_results(e, logits);
+    }
+    if (n_active) *n_active = e->n_running + e->n_waiting;
+    return PAGED_OK;
+}

@@ -1,0 +1,299 @@
+/* cache.c: makes and frees a cache; what others may know about it. */
+#include "mem/mem.h"
+
+/* ---- create ---- */
+
+static paged_status check_group(const paged_group_config *gc, int32_t g, int32_t block_size,
+                                paged_error *err) {
+    if (gc->n_layers < 1 || gc->n_kv_heads < 1 || gc->head_dim_k < 1 || gc->head_dim_v < 0)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG,
+                           "groups[%d]: n_layers %d, n_kv_heads %d, head_dim_k %d, head_dim_v %d", g,
+                           gc->n_layers, gc->n_kv_heads, gc->head_dim_k, gc->head_dim_v);
+    if (gc->type != PAGED_TYPE_F16 && gc->type != PAGED_TYPE_F32 && gc->type != PAGED_TYPE_BF16)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "groups[%d].type %d is unknown", g, (int)gc->type);
+    if (gc->layout != PAGED_LAYOUT_PLAIN && gc->layout != PAGED_LAYOUT_PACKED)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "groups[%d].layout %d is unknown", g, (int)gc->layout);
+    if (gc->layout == PAGED_LAYOUT_PACKED && block_size % PAGED_TILE != 0)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG,
+                           "groups[%d].layout is packed, and block_size %d is not a multiple of %d", g,
+                           block_size, PAGED_TILE);
+    if (gc->layout == PAGED_LAYOUT_PACKED && gc->type == PAGED_TYPE_BF16 && gc->head_dim_k % 2 != 0)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG,
+                           "groups[%d].head_dim_k %d is odd, packed bf16 asks for even", g, gc->head_dim_k);
+    if (!paged_block_bytes(gc, block_size))
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "groups[%d]: the bytes of a block overflow", g);
+    return PAGED_OK;
+}
+
+static paged_status check_config(const paged_cache_config *config, paged_error *err) {
+    if (config->n_groups < 1 || config->n_groups > PAGED_GROUPS_MAX || !config->groups)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "n_groups is %d, not 1 … %d, or groups is NULL",
+                           config->n_groups, PAGED_GROUPS_MAX);
+    if (config->block_size < 0 || config->block_size > PAGED__BLOCK_SIZE_MAX)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "block_size is %d, not 1 … %d", config->block_size,
+                           PAGED__BLOCK_SIZE_MAX);
+    if (config->max_seqs < 0 || config->max_seqs > PAGED__MAX_SEQS)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "max_seqs is %d, not 1 … %d", config->max_seqs,
+                           PAGED__MAX_SEQS);
+    if (config->max_seq_tokens < 0)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "max_seq_tokens is %d", config->max_seq_tokens);
+    if (config->pool_bytes == 0 || config->pool_bytes > PTRDIFF_MAX)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "pool_bytes is %zu", config->pool_bytes);
+    const paged_arena *arena = config->arena;
+    if (arena && (!arena->back || !arena->copy || arena->size_bytes < config->pool_bytes))
+        return paged__fail(err, PAGED_ERR_INVALID_ARG,
+                           "arena has %zu bytes for pool_bytes %zu, or no back or no copy", arena->size_bytes,
+                           config->pool_bytes);
+    if (config->poison && arena && !arena->base)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "poison asks for an arena with a base");
+    return PAGED_OK;
+}
+
+/* Ids, extents and how many tokens one sequence can have. */
+static paged_status size_pool(paged_cache *cache, int64_t *n_blocks_max, paged_error *err) {
+    paged__shapes shapes = {.n_groups = cache->n_groups};
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        paged__group *gr = &cache->groups[g];
+        size_t n_ids = cache->pool_bytes / gr->block_bytes;
+        if (n_ids > INT32_MAX)
+            return paged__fail(err, PAGED_ERR_INVALID_ARG,
+                               "pool_bytes %zu make %zu blocks of group %d, too many", cache->pool_bytes,
+                               n_ids, g);
+        gr->n_ids = (int32_t)n_ids;
+        shapes.block_bytes[g] = gr->block_bytes;
+    }
+    if (cache->n_groups == 1) {
+        size_t block_bytes = shapes.block_bytes[0];
+        if (cache->groups[0].n_ids == 0)
+            return paged__fail(err, PAGED_ERR_NO_BLOCKS, "pool_bytes %zu, a block has %zu", cache->pool_bytes,
+                               block_bytes);
+        /* At least one block begins in each. */
+        cache->extent_bytes = (block_bytes + PAGED__GRANULE - 1) / PAGED__GRANULE * PAGED__GRANULE;
+        cache->n_extents = paged__extent_of(cache, 0, cache->groups[0].n_ids - 1) + 1;
+        *n_blocks_max = cache->groups[0].n_ids;
+        return PAGED_OK;
+    }
+    cache->extent_bytes = paged__extent_bytes(&shapes, cache->pool_bytes);
+    if (!cache->extent_bytes)
+        return paged__fail(err, PAGED_ERR_NO_BLOCKS,
+                           "pool_bytes %zu do not hold one block of each of %d groups", cache->pool_bytes,
+                           cache->n_groups);
+    size_t n_extents = cache->pool_bytes / cache->extent_bytes, low = 1, high = cache->pool_bytes;
+    cache->n_extents = (int32_t)n_extents;
+    while (low < high) { /* the largest number of blocks that fits for certain */
+        size_t middle = low + (high - low + 1) / 2;
+        if (paged__extents_needed(&shapes, cache->extent_bytes, middle) <= n_extents)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    *n_blocks_max = (int64_t)low;
+    return PAGED_OK;
+}
+
+static paged_status take_memory(paged_cache *cache, paged_error *err) {
+    size_t n_entries = (size_t)cache->max_seqs * (size_t)cache->max_blocks;
+    cache->n_granules = (cache->pool_bytes + PAGED__GRANULE - 1) / PAGED__GRANULE;
+    cache->extents = paged__calloc((size_t)cache->n_extents, sizeof *cache->extents);
+    cache->free_extents = paged__calloc((size_t)cache->n_extents, sizeof *cache->free_extents);
+    cache->backed = paged__calloc(cache->n_granules, sizeof *cache->backed);
+    cache->seqs = paged__calloc((size_t)cache->max_seqs, sizeof *cache->seqs);
+    bool complete = cache->extents && cache->free_extents && cache->backed && cache->seqs;
+    for (int32_t g = 0; g < cache->n_groups && complete; g++) {
+        paged__group *gr = &cache->groups[g];
+        gr->blocks = paged__calloc((size_t)gr->n_ids, sizeof *gr->blocks);
+        gr->recount = paged__calloc((size_t)gr->n_ids, sizeof *gr->recount);
+        gr->tables = paged__alloc(n_entries, sizeof *gr->tables);
+        complete = gr->blocks && gr->recount && gr->tables;
+    }
+    if (complete) return PAGED_OK;
+    return paged__fail(err, PAGED_ERR_NO_MEMORY,
+                       "no memory to manage %zu bytes for %d sequences of %d tokens", cache->pool_bytes,
+                       cache->max_seqs, cache->max_seq_tokens);
+}
+
+static void set_groups(paged_cache *cache, const paged_cache_config *config) {
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        paged__group *gr = &cache->groups[g];
+        gr->config = config->groups[g];
+        if (!gr->config.head_dim_v) gr->config.head_dim_v = gr->config.head_dim_k;
+        gr->block_bytes = paged_block_bytes(&gr->config, cache->block_size);
+        size_t layer_bytes = gr->block_bytes / (size_t)gr->config.n_layers;
+        size_t head_dims = (size_t)gr->config.head_dim_k + (size_t)gr->config.head_dim_v;
+        gr->k_bytes = layer_bytes / head_dims * (size_t)gr->config.head_dim_k;
+        gr->v_bytes = layer_bytes - gr->k_bytes;
+    }
+}
+
+paged_status paged_cache_create(const paged_cache_config *config, paged_cache **out, paged_error *err) {
+    if (!config || !out) return paged__fail(err, PAGED_ERR_INVALID_ARG, "config or out is NULL");
+    if (config->struct_size != sizeof *config)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "struct_size is %zu, not %zu", config->struct_size,
+                           sizeof *config);
+    int32_t block_size = config->block_size ? config->block_size : PAGED__BLOCK_SIZE_DEFAULT;
+    int64_t n_blocks_max = 0;
+    paged_status status = check_config(config, err);
+    for (int32_t g = 0; g < config->n_groups && status == PAGED_OK; g++) {
+        status = check_group(&config->groups[g], g, block_size, err);
+    }
+    if (status != PAGED_OK) return status;
+    paged_cache *cache = paged__calloc(1, sizeof *cache);
+    if (!cache) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a cache");
+    cache->n_groups = config->n_groups;
+    cache->block_size = block_size;
+    cache->pool_bytes = config->pool_bytes;
+    cache->max_seqs = config->max_seqs ? config->max_seqs : 64;
+    cache->poison = config->poison;
+    set_groups(cache, config);
+    status = size_pool(cache, &n_blocks_max, err);
+    if (status != PAGED_OK) goto fail;
+    cache->max_seq_tokens = config->max_seq_tokens;
+    if (!cache->max_seq_tokens)
+        cache->max_seq_tokens = (int32_t)PAGED_MIN(n_blocks_max * block_size, (int64_t)INT32_MAX);
+    cache->max_blocks = paged__ceil_div(cache->max_seq_tokens, block_size);
+    if (config->arena) {
+        cache->arena = *config->arena;
+    } else {
+        status = paged_arena_create_host(cache->pool_bytes, &cache->arena, err);
+        if (status != PAGED_OK) goto fail;
+        cache->owns_arena = true;
+    }
+    status = take_memory(cache, err);
+    if (status != PAGED_OK) goto fail;
+    paged__pool_init(cache);
+    paged__seqs_init(cache);
+    *out = cache;
+    return PAGED_OK;
+fail:
+    paged_cache_free(cache);
+    return status;
+}
+
+void paged_cache_free(paged_cache *cache) {
+    if (!cache) return;
+    for (int32_t i = 0; cache->seqs && i < cache->max_seqs; i++) paged__free(cache->seqs[i].tokens);
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        paged__free(cache->groups[g].blocks);
+        paged__free(cache->groups[g].recount);
+        paged__free(cache->groups[g].tables);
+    }
+    paged__free(cache->seqs);
+    paged__free(cache->backed);
+    paged__free(cache->free_extents);
+    paged__free(cache->extents);
+    if (cache->owns_arena) cache->arena.destroy(cache->arena.ctx);
+    paged__free(cache);
+}
+
+/* ---- the structures of kv.h ---- */
+
+paged_status paged_cache_tables(const paged_cache *cache, int32_t group, paged_tables *out) {
+    if (!cache || !out || group < 0 || group >= cache->n_groups) return PAGED_ERR_INVALID_ARG;
+    out->blocks = cache->groups[group].tables;
+    out->seq_stride = cache->max_blocks;
+    out->head_stride = 0;
+    out->max_blocks = cache->max_blocks;
+    return PAGED_OK;
+}
+
+paged_status paged_cache_kv(const paged_cache *cache, int32_t group, int32_t layer, paged_kv *out) {
+    if (!cache || !out || group < 0 || group >= cache->n_groups) return PAGED_ERR_INVALID_ARG;
+    const paged__group *gr = &cache->groups[group];
+    const paged_group_config *gc = &gr->config;
+    if (layer < 0 || layer >= gc->n_layers || !cache->arena.base) return PAGED_ERR_INVALID_ARG;
+    uint8_t *k = cache->arena.base + (size_t)layer * (gr->k_bytes + gr->v_bytes);
+    *out = (paged_kv){
+        .k = k,
+        .v = k + gr->k_bytes,
+        .block_stride = (int64_t)gr->block_bytes,
+        .k_head_stride = (int64_t)(gr->k_bytes / (size_t)gc->n_kv_heads),
+        .v_head_stride = (int64_t)(gr->v_bytes / (size_t)gc->n_kv_heads),
+        .n_blocks = gr->n_ids,
+        .block_size = cache->block_size,
+        .n_kv_heads = gc->n_kv_heads,
+        .head_dim_k = gc->head_dim_k,
+        .head_dim_v = gc->head_dim_v,
+        .type = gc->type,
+        .layout = gc->layout,
+    };
+    return PAGED_OK;
+}
+
+/* ---- numbers ---- */
+
+/* Slots of used blocks that hold a committed token. Of the sequences that share a block, the one with most
+ * tokens counts. */
+static int64_t count_slots(const paged_cache *cache) {
+    int64_t n_slots = 0;
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        const paged__group *gr = &cache->groups[g];
+        /* Each entry adds what it brings beyond what the block was credited with before; the second round
+         * clears. */
+        for (int32_t round = 0; round < 2; round++) {
+            for (int32_t row = 0; row < cache->max_seqs; row++) {
+                const paged__seq *seq = &cache->seqs[row];
+                const int32_t *table = gr->tables + (int64_t)row * cache->max_blocks;
+                for (int32_t i = 0; i < seq->n_entries; i++) {
+                    int32_t *credit = &gr->recount[table[i]].n_refs;
+                    int32_t fill = PAGED_MIN(seq->len - i * cache->block_size, cache->block_size);
+                    if (round == 0 && fill > *credit) n_slots += fill - *credit;
+                    *credit = round == 0 ? PAGED_MAX(*credit, fill) : 0;
+                }
+            }
+        }
+    }
+    return n_slots;
+}
+
+static size_t metadata_bytes(const paged_cache *cache) {
+    size_t bytes = sizeof *cache + cache->n_granules + cache->token_bytes;
+    bytes += (size_t)cache->n_extents * (sizeof *cache->extents + sizeof *cache->free_extents);
+    bytes += (size_t)cache->max_seqs * sizeof *cache->seqs;
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        bytes += (size_t)cache->groups[g].n_ids * (sizeof(paged__block) + sizeof(paged__recount));
+    }
+    return bytes;
+}
+
+void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out) {
+    paged_cache_stats s = {
+        .n_seqs = cache->n_seqs,
+        .max_seqs = cache->max_seqs,
+        .block_size = cache->block_size,
+        .n_tokens = cache->n_tokens,
+        .n_slots_used = count_slots(cache),
+        .pool_bytes = cache->pool_bytes,
+        .used_bytes = cache->used_bytes,
+        .backed_bytes = cache->backed_bytes,
+        .block_bytes = cache->groups[0].block_bytes,
+        .metadata_bytes = metadata_bytes(cache),
+        .n_allocs = cache->n_allocs,
+        .n_frees = cache->n_frees,
+        .n_copies = cache->n_copies,
+        .n_refused = cache->n_refused,
+    };
+    size_t block_bytes = 0;
+    for (int32_t e = 0; e < cache->n_extents; e++) {
+        /* An extent that nobody owns counts as if group 0 did. */
+        int32_t owner = PAGED_MAX(cache->extents[e].owner, 0), first, n_blocks;
+        paged__extent_range(cache, owner, e, &first, &n_blocks);
+        s.n_blocks += n_blocks;
+        block_bytes += (size_t)n_blocks * cache->groups[owner].block_bytes;
+    }
+    for (int32_t g = 0; g < cache->n_groups; g++) s.n_used += cache->groups[g].n_used;
+    s.n_free = s.n_blocks - s.n_used;
+    s.waste_bytes = cache->pool_bytes - block_bytes;
+    s.table_bytes =
+        (size_t)cache->n_groups * (size_t)cache->max_seqs * (size_t)cache->max_blocks * sizeof(int32_t);
+    *out = s;
+}
+
+int32_t paged_block_refs(const paged_cache *cache, int32_t group, int32_t block) {
+    if (!cache || group < 0 || group >= cache->n_groups || block < 0 || block >= cache->groups[group].n_ids)
+        return -1;
+    int32_t extent = paged__extent_of(cache, group, block), first, n_blocks;
+    if (extent >= cache->n_extents) return -1;
+    paged__extent_range(cache, group, extent, &first, &n_blocks);
+    if (block < first || block >= first + n_blocks) return -1; /* lies across the border of two extents */
+    return cache->groups[group].blocks[block].refs;
+}

@@ -1,0 +1,120 @@
+/* ops/attn.h: the attention object, shared by attn.c (create, plan), attn_cut.c (which thread does
+ * what), attn_run.c and tiles.c.
+ *
+ * Work is a line of units. A unit is one KV head of a few query rows of one sequence: all query heads of
+ * the group times up to `q_tile` queries. Its tokens are walked split by split. An entry is a row of
+ * n_kv_heads units that differ in the head only.
+ *
+ *     entry 0: seq 0, queries 0…20   entry 1: seq 0, queries 21…41   entry 2: seq 1, one query
+ *     |h0 s0 s1|h1 s0 s1|h2 s0 s1|   |h0 s0 s1 s2|h1 s0 s1 s2|…      |h0 s0 s1 s2 s3|h1 …
+ *     thread 0 ──────────────────────────────────┘└── thread 1 ──────────────┘└ …
+ *
+ * Thread ith of nth takes the part of the line between the cuts ith and ith + 1, which have nearly equal
+ * cost between them. A unit of few rows (decode) may be cut between two splits. Then its splits go to the
+ * workspace, one state each, and paged_attn_merge folds them; an uncut unit folds them as it goes. Both
+ * fold in ascending order with the same function, so where the cuts lie changes no bit.
+ *
+ * A state is what is known of a row after some tokens: o[head_dim_v] = sum of exp2(s - m) * v, the maximum
+ * m and the sum l of exp2(s - m), with scores s in units of log2.
+ */
+#ifndef PAGED_OPS_ATTN_H
+#define PAGED_OPS_ATTN_H
+
+#include "ops/ops.h"
+
+enum {
+    PAGED__UNIT_ROWS = 64, /* rows that a unit of a long prefill aims at */
+    PAGED__CUT_ROWS = 16,  /* units of up to so many rows, or of one query, may be cut */
+    PAGED__STATE_TAIL = 16 /* floats behind o in a state: m, l, padding */
+};
+
+typedef struct paged__entry {
+    int64_t cost_before;  /* of all units before this entry */
+    int64_t cost;         /* of one unit */
+    int32_t seq, q_first; /* q_first: row of the first query in the batch */
+    int32_t n_rows;       /* queries * group */
+    int32_t n_keys;       /* that the last row sees */
+    int32_t first_keys;   /* that the first query sees, before clamping at 0 */
+    int32_t n_splits;     /* at least 1, so that a unit without keys is still visited */
+} paged__entry;
+
+/* A place on the line: before split `split` of unit `unit` (entry * n_kv_heads + head). */
+typedef struct paged__cut {
+    int64_t unit;
+    int32_t split;
+} paged__cut;
+
+/* Of one thread. */
+typedef struct paged__scratch {
+    float *q;         /* [rows_max, head_dim_k] scaled by scale * log2(e) */
+    float *s;         /* [rows_max, 64] scores, then weights */
+    float *l;         /* [rows_max, 16] lanes of the denominator */
+    float *acc, *cur; /* [rows_max] states: of all splits so far; of the split at hand */
+    float *k_tiles;   /* [4, head_dim_k, 16] a step brought to f32 tiles */
+    float *v_tiles;   /* [4, 16, head_dim_v] */
+    int32_t *n_keys;  /* [rows_max] keys that each row sees, ascending */
+} paged__scratch;
+
+struct paged_attn {
+    const paged__kernels *kernels;
+    paged_attn_config config; /* defaults filled in */
+    float scale_log2;         /* scale * log2(e) */
+    int32_t group;            /* query heads of a KV head */
+    int32_t q_tile;           /* queries of a unit, at most */
+    int32_t rows_max;         /* rows of a unit, at most */
+    int32_t rows_cut;         /* rows of a unit that may be cut, at most */
+    int32_t n_splits_max;
+    int64_t state_floats; /* head_dim_v rounded up to 16, and PAGED__STATE_TAIL */
+
+    /* The plan: empty when n_entries is 0. */
+    paged_tables tables; /* borrowed */
+    paged__entry *entries;
+    int32_t n_entries, n_entries_max;
+    int64_t cost;
+    bool needs_merge;
+
+    paged__scratch *scratch; /* [n_threads_max] */
+    float *scratch_memory;   /* what the arrays of scratch are cut from */
+    int32_t *n_keys_memory;
+    float *workspace; /* [n_threads_max - 1 cuts, n_splits_max, rows_cut] states of units that are cut */
+};
+
+static inline bool paged__entry_can_cut(const paged_attn *attn, const paged__entry *entry) {
+    return entry->n_splits > 1 && entry->n_rows <= attn->rows_cut;
+}
+
+/* Keys that row r of the entry sees. */
+static inline int32_t paged__row_keys(const paged_attn *attn, const paged__entry *entry, int32_t r) {
+    if (attn->config.non_causal) return entry->n_keys;
+    return PAGED_MAX(entry->first_keys + r / attn->group, 0);
+}
+
+/* Cut b of nth: 0 is the begin of the line, nth its end. A function of the plan, b and nth alone. */
+paged__cut paged__cut_at(const paged_attn *attn, int32_t b, int32_t nth);
+
+/* States of one split in the workspace of the unit that cut b is the first to go through. */
+static inline float *paged__workspace(const paged_attn *attn, int32_t b, int32_t split) {
+    int64_t index = ((int64_t)(b - 1) * attn->n_splits_max + split) * attn->rows_cut;
+    return attn->workspace + index * attn->state_floats;
+}
+
+/* ---- tiles.c: from a block table to the tiles of a step ---- */
+
+/* The tokens of one step of one KV head. */
+typedef struct paged__step {
+    const paged_kv *kv;
+    const int32_t *table; /* of the sequence and head */
+    int32_t head;
+    int32_t t0, n_tokens; /* tokens t0 … t0 + n_tokens - 1, 1 … 64 of them, t0 % 64 == 0 */
+} paged__step;
+
+/* Packed layout: where the tiles lie. Tiles behind the last token repeat the first, so that 4 may always
+ * be read. */
+void paged__tiles_find(const paged__step *step, const void **k, const void **v);
+
+/* Any layout: brings the step to f32 tiles in the thread's scratch, zeros where there is no token (plain
+ * layout). */
+void paged__tiles_gather(const paged__kernels *kernels, const paged__step *step,
+                         const paged__scratch *scratch, const void **k, const void **v);
+
+#endif

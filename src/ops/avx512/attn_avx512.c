@@ -1,0 +1,333 @@
+/* attn_avx512.c: the kernels of ops.h for AVX-512 (F, BW, DQ, VL).
+ *
+ * qk: a vector holds one element d of 16 keys (a tile); 6 rows × 4 tiles are 24 accumulators, 4 registers
+ *     hold K, and q comes as a broadcast memory operand. So 24 independent chains hide the latency of the
+ *     multiply-add, and each K vector that is loaded (and converted) serves 6 rows. Per key and row:
+ *     2 * head_dim FLOP; per key: 2 * head_dim bytes of K in f16.
+ * pv: a vector holds 16 elements of one token's V; 6 rows × 64 elements are 24 accumulators, p is broadcast.
+ * Functions that are always inlined take their row count and type as constants, which the switch in the
+ * caller gives them; so every loop over rows and vectors is unrolled and the accumulators stay in registers.
+ */
+#include <float.h>
+#include <immintrin.h>
+
+#include "ops/ops.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 8")
+#endif
+
+INLINE __m512 f32_of_f16(const void *src) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)src));
+}
+
+/* 16 keys, element d. */
+INLINE __m512 load_k(const void *tile, int64_t d, const paged_type type) {
+    const uint8_t *bytes = tile;
+    if (type == PAGED_TYPE_F32) return _mm512_loadu_ps(bytes + d * 64);
+    if (type == PAGED_TYPE_F16) return f32_of_f16(bytes + d * 32);
+    /* A lane holds the elements d and d + 1 (even d: the low half). The float is its 16 bits, shifted to
+     * the top. */
+    __m512i pair = _mm512_loadu_si512(bytes + (d >> 1) * 64);
+    __m512i top = _mm512_sll_epi32(pair, _mm_cvtsi32_si128(d & 1 ? 0 : 16));
+    return _mm512_castsi512_ps(_mm512_and_si512(top, _mm512_set1_epi32((int)0xffff0000u)));
+}
+
+INLINE void prefetch_k(const void *tile, int64_t d, const paged_type type) {
+    _mm_prefetch((const char *)tile + d * (type == PAGED_TYPE_F32 ? 64 : 32), _MM_HINT_T0);
+}
+
+INLINE void prefetch_v(const void *tile, int64_t t, int64_t d, int64_t head_dim, const paged_type type) {
+    int64_t element = (t * head_dim + d) * (type == PAGED_TYPE_F32 ? 4 : 2);
+    _mm_prefetch((const char *)tile + element, _MM_HINT_T0);
+}
+
+/* Token t of the tile, elements d … d + 15; only those under the mask are read. */
+INLINE __m512 load_v(const void *tile, int64_t t, int64_t d, int64_t head_dim, __mmask16 mask,
+                     const paged_type type) {
+    const uint8_t *bytes = tile;
+    if (type == PAGED_TYPE_F32) return _mm512_maskz_loadu_ps(mask, bytes + (t * head_dim + d) * 4);
+    if (type == PAGED_TYPE_F16)
+        return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, bytes + (t * head_dim + d) * 2));
+    __m512i pair = _mm512_maskz_loadu_epi32(mask, bytes + ((t >> 1) * head_dim + d) * 4);
+    __m512i top = _mm512_sll_epi32(pair, _mm_cvtsi32_si128(t & 1 ? 0 : 16));
+    return _mm512_castsi512_ps(_mm512_and_si512(top, _mm512_set1_epi32((int)0xffff0000u)));
+}
+
+INLINE void qk_rows(float *s, const float *q, int64_t q_stride, const paged__tiles *tiles, int32_t head_dim,
+                    const int n_rows, const paged_type type) {
+    __m512 acc[PAGED__ROWS][4];
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        UNROLL for (int j = 0; j < 4; j++) acc[r][j] = _mm512_setzero_ps();
+    }
+    const void *const *at = tiles->at, *const *next = tiles->next;
+    for (int64_t d = 0; d < head_dim; d++) {
+        __m512 k[4];
+        UNROLL for (int j = 0; j < 4; j++) {
+            k[j] = load_k(at[j], d, type);
+            prefetch_k(next[j], d, type);
+        }
+        UNROLL for (int r = 0; r < n_rows; r++) {
+            __m512 qd = _mm512_set1_ps(q[r * q_stride + d]);
+            UNROLL for (int j = 0; j < 4; j++) acc[r][j] = _mm512_fmadd_ps(qd, k[j], acc[r][j]);
+        }
+    }
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        UNROLL for (int j = 0; j < 4; j++) _mm512_storeu_ps(s + r * PAGED_ATTN_STEP + j * 16, acc[r][j]);
+    }
+}
+
+INLINE void qk(float *s, const float *q, int64_t q_stride, int32_t n_rows, const paged__tiles *tiles,
+               int32_t head_dim, const paged_type type) {
+    switch (n_rows) {
+    case 1:
+        qk_rows(s, q, q_stride, tiles, head_dim, 1, type);
+        break;
+    case 2:
+        qk_rows(s, q, q_stride, tiles, head_dim, 2, type);
+        break;
+    case 3:
+        qk_rows(s, q, q_stride, tiles, head_dim, 3, type);
+        break;
+    case 4:
+        qk_rows(s, q, q_stride, tiles, head_dim, 4, type);
+        break;
+    case 5:
+        qk_rows(s, q, q_stride, tiles, head_dim, 5, type);
+        break;
+    default:
+        qk_rows(s, q, q_stride, tiles, head_dim, 6, type);
+        break;
+    }
+}
+
+/* n_vecs vectors of 16 elements from d on; `mask` is for the last of them. */
+INLINE void pv_rows(float *o, int64_t o_stride, const float *p, const paged__tiles *tiles, int32_t t0,
+                    int32_t t1, int64_t d, int64_t head_dim, __mmask16 mask, const int n_rows,
+                    const int n_vecs, const paged_type type) {
+    __m512 acc[PAGED__ROWS][4];
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = _mm512_loadu_ps(o + r * o_stride + d + j * 16);
+    }
+    for (int64_t t = t0; t < t1;) {
+        const void *tile = tiles->at[t / PAGED_TILE], *next = tiles->next[t / PAGED_TILE];
+        int64_t end = PAGED_MIN((t / PAGED_TILE + 1) * PAGED_TILE, (int64_t)t1);
+        for (; t < end; t++) {
+            __m512 v[4];
+            UNROLL for (int j = 0; j < n_vecs; j++) {
+                v[j] =
+                    load_v(tile, t % PAGED_TILE, d + j * 16, head_dim, j == n_vecs - 1 ? mask : 0xffff, type);
+                if (type == PAGED_TYPE_F32 || j % 2 == 0)
+                    prefetch_v(next, t % PAGED_TILE, d + j * 16, head_dim, type);
+            }
+            UNROLL for (int r = 0; r < n_rows; r++) {
+                __m512 weight = _mm512_set1_ps(p[r * PAGED_ATTN_STEP + t]);
+                UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = _mm512_fmadd_ps(weight, v[j], acc[r][j]);
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        UNROLL for (int j = 0; j < n_vecs; j++) _mm512_storeu_ps(o + r * o_stride + d + j * 16, acc[r][j]);
+    }
+}
+
+INLINE void pv_dims(float *o, int64_t o_stride, const float *p, const paged__tiles *tiles, int32_t t0,
+                    int32_t t1, int32_t head_dim, const int n_rows, const paged_type type) {
+    int32_t d = 0;
+    for (; d + 64 <= head_dim; d += 64)
+        pv_rows(o, o_stride, p, tiles, t0, t1, d, head_dim, 0xffff, n_rows, 4, type);
+    for (; d + 32 <= head_dim; d += 32)
+        pv_rows(o, o_stride, p, tiles, t0, t1, d, head_dim, 0xffff, n_rows, 2, type);
+    for (; d < head_dim; d += 16) {
+        int32_t n = PAGED_MIN(head_dim - d, 16);
+        pv_rows(o, o_stride, p, tiles, t0, t1, d, head_dim, (__mmask16)(0xffffu >> (16 - n)), n_rows, 1,
+                type);
+    }
+}
+
+INLINE void pv(float *o, int64_t o_stride, const float *p, int32_t n_rows, const paged__tiles *tiles,
+               int32_t t0, int32_t t1, int32_t head_dim, const paged_type type) {
+    switch (n_rows) {
+    case 1:
+        pv_dims(o, o_stride, p, tiles, t0, t1, head_dim, 1, type);
+        break;
+    case 2:
+        pv_dims(o, o_stride, p, tiles, t0, t1, head_dim, 2, type);
+        break;
+    case 3:
+        pv_dims(o, o_stride, p, tiles, t0, t1, head_dim, 3, type);
+        break;
+    case 4:
+        pv_dims(o, o_stride, p, tiles, t0, t1, head_dim, 4, type);
+        break;
+    case 5:
+        pv_dims(o, o_stride, p, tiles, t0, t1, head_dim, 5, type);
+        break;
+    default:
+        pv_dims(o, o_stride, p, tiles, t0, t1, head_dim, 6, type);
+        break;
+    }
+}
+
+/* exp2 for x ≤ 8; zero below PAGED__EXP2_MIN and where `mask` is not set. */
+INLINE __m512 exp2_ps(__m512 x, __mmask16 mask) {
+    __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 f = _mm512_sub_ps(x, n);
+    __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(PAGED__EXP2_C6), _mm512_set1_ps(PAGED__EXP2_C5));
+    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(PAGED__EXP2_C4));
+    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(PAGED__EXP2_C3));
+    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(PAGED__EXP2_C2));
+    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(PAGED__EXP2_C1));
+    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(1.0f));
+    /* Not less than, so that NaN is kept. */
+    mask = _mm512_mask_cmp_ps_mask(mask, x, _mm512_set1_ps(PAGED__EXP2_MIN), _CMP_NLT_UQ);
+    return _mm512_maskz_scalef_ps(mask, p, n);
+}
+
+/* Rare, so kept out of the way of the common path. */
+static __attribute__((noinline)) void rescale(float s_max, float *m, float *l, float *o, int32_t n) {
+    __m512 factor = _mm512_set1_ps(paged__exp2(*m - s_max));
+    _mm512_storeu_ps(l, _mm512_mul_ps(_mm512_loadu_ps(l), factor));
+    for (int32_t d = 0; d < n; d += 16)
+        _mm512_storeu_ps(o + d, _mm512_mul_ps(_mm512_loadu_ps(o + d), factor));
+    *m = s_max;
+}
+
+static void softmax(float *s, int32_t n_valid, float *m, float *l, float *o, int32_t n) {
+    uint64_t valid = ~(uint64_t)0 >> (PAGED_ATTN_STEP - n_valid);
+    /* Not -inf, so that a row whose scores are all -inf has weights of zero and not NaN. */
+    __m512 v_max = _mm512_set1_ps(-FLT_MAX), x[4];
+    UNROLL for (int j = 0; j < 4; j++) {
+        x[j] = _mm512_loadu_ps(s + j * 16);
+        v_max = _mm512_mask_max_ps(v_max, (__mmask16)(valid >> (j * 16)), v_max, x[j]);
+    }
+    float s_max = _mm512_reduce_max_ps(v_max);
+    if (s_max > *m + PAGED__RESCALE) rescale(s_max, m, l, o, n);
+    __m512 v_m = _mm512_set1_ps(*m), sum = _mm512_loadu_ps(l);
+    UNROLL for (int j = 0; j < 4; j++) {
+        x[j] = exp2_ps(_mm512_sub_ps(x[j], v_m), (__mmask16)(valid >> (j * 16)));
+        sum = _mm512_add_ps(sum, x[j]);
+        _mm512_storeu_ps(s + j * 16, x[j]);
+    }
+    _mm512_storeu_ps(l, sum);
+}
+
+static void merge(float *acc, float a, const float *part, float b, int32_t n) {
+    __m512 va = _mm512_set1_ps(a), vb = _mm512_set1_ps(b);
+    for (int32_t d = 0; d < n; d += 16) {
+        __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(acc + d), va);
+        _mm512_storeu_ps(acc + d, _mm512_fmadd_ps(_mm512_loadu_ps(part + d), vb, scaled));
+    }
+}
+
+static void divide(float *out, const float *o, float l, int32_t n) {
+    __m512 vl = _mm512_set1_ps(l);
+    for (int32_t d = 0; d < n; d += 16) {
+        __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(n - d, 16)));
+        __m512 x = _mm512_div_ps(_mm512_maskz_loadu_ps(mask, o + d), vl);
+        _mm512_mask_storeu_ps(out + d, mask, _mm512_add_ps(x, _mm512_setzero_ps()));
+    }
+}
+
+static void to_f32_f16(float *dst, const void *src, int64_t n) {
+    const uint8_t *bytes = src;
+    for (int64_t i = 0; i < n; i += 16) {
+        __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(n - i, 16)));
+        _mm512_mask_storeu_ps(dst + i, mask, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, bytes + i * 2)));
+    }
+}
+
+static void to_f32_bf16(float *dst, const void *src, int64_t n) {
+    const uint8_t *bytes = src;
+    for (int64_t i = 0; i < n; i += 16) {
+        __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(n - i, 16)));
+        __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, bytes + i * 2));
+        _mm512_mask_storeu_epi32(dst + i, mask, _mm512_slli_epi32(wide, 16));
+    }
+}
+
+static void to_f32_f32(float *dst, const void *src, int64_t n) {
+    memcpy(dst, src, (size_t)n * sizeof(float));
+}
+
+static void unpack_bf16(float *dst, const void *src, int32_t n_pairs, int32_t width) {
+    const uint8_t *bytes = src;
+    __m512i top = _mm512_set1_epi32((int)0xffff0000u);
+    for (int64_t p = 0; p < n_pairs; p++, bytes += width * 4, dst += 2 * width)
+        for (int32_t i = 0; i < width; i += 16) {
+            __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(width - i, 16)));
+            __m512i pair = _mm512_maskz_loadu_epi32(mask, bytes + i * 4);
+            _mm512_mask_storeu_epi32(dst + i, mask, _mm512_slli_epi32(pair, 16));
+            _mm512_mask_storeu_epi32(dst + width + i, mask, _mm512_and_si512(pair, top));
+        }
+}
+
+/* The 16 floats (fewer under the mask) from src on, limited to ±limit; NaN stays (the second operand of
+ * min and max wins). */
+INLINE __m512 load_limited(const float *src, __mmask16 mask, float limit, int64_t *n_nan) {
+    __m512 x = _mm512_maskz_loadu_ps(mask, src);
+    *n_nan += __builtin_popcount(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q));
+    return _mm512_max_ps(_mm512_set1_ps(-limit), _mm512_min_ps(_mm512_set1_ps(limit), x));
+}
+
+static int64_t from_f32_f16(void *dst, const float *src, int64_t n) {
+    int64_t n_nan = 0;
+    for (int64_t i = 0; i < n; i += 16) {
+        __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(n - i, 16)));
+        __m512 x = load_limited(src + i, mask, 65504.0f, &n_nan);
+        _mm256_mask_storeu_epi16((uint8_t *)dst + i * 2, mask, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    }
+    return n_nan;
+}
+
+static int64_t from_f32_bf16(void *dst, const float *src, int64_t n) {
+    int64_t n_nan = 0;
+    for (int64_t i = 0; i < n; i += 16) {
+        __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(n - i, 16)));
+        __m512 x = load_limited(src + i, mask, 0x1.fep127f, &n_nan);
+        __m512i u = _mm512_castps_si512(x), top = _mm512_srli_epi32(u, 16);
+        __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
+        __m512i rounded = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+        __m512i quiet = _mm512_or_si512(top, _mm512_set1_epi32(0x40));
+        rounded = _mm512_mask_mov_epi32(_mm512_srli_epi32(rounded, 16),
+                                        _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
+        _mm256_mask_storeu_epi16((uint8_t *)dst + i * 2, mask, _mm512_cvtepi32_epi16(rounded));
+    }
+    return n_nan;
+}
+
+static int64_t from_f32_f32(void *dst, const float *src, int64_t n) {
+    int64_t n_nan = 0;
+    memcpy(dst, src, (size_t)n * sizeof(float));
+    for (int64_t i = 0; i < n; i++) n_nan += src[i] != src[i];
+    return n_nan;
+}
+
+#define OF_TYPE(name, type)                                                                                  \
+    static void qk_##name(float *s, const float *q, int64_t q_stride, int32_t n_rows,                        \
+                          const paged__tiles *tiles, int32_t head_dim) {                                     \
+        qk(s, q, q_stride, n_rows, tiles, head_dim, type);                                                   \
+    }                                                                                                        \
+    static void pv_##name(float *o, int64_t o_stride, const float *p, int32_t n_rows,                        \
+                          const paged__tiles *tiles, int32_t t0, int32_t t1, int32_t head_dim) {             \
+        pv(o, o_stride, p, n_rows, tiles, t0, t1, head_dim, type);                                           \
+    }
+
+OF_TYPE(f16, PAGED_TYPE_F16)
+OF_TYPE(f32, PAGED_TYPE_F32)
+OF_TYPE(bf16, PAGED_TYPE_BF16)
+
+const paged__kernels paged__kernels_avx512 = {
+    .name = "avx512",
+    .qk = {qk_f16, qk_f32, qk_bf16},
+    .softmax = softmax,
+    .pv = {pv_f16, pv_f32, pv_bf16},
+    .merge = merge,
+    .divide = divide,
+    .to_f32 = {to_f32_f16, to_f32_f32, to_f32_bf16},
+    .unpack_bf16 = unpack_bf16,
+    .from_f32 = {from_f32_f16, from_f32_f32, from_f32_bf16},
+};

@@ -1,0 +1,12 @@
+/* kernels.c: the choice of a table of kernels. */
+#include "ops/ops.h"
+
+const paged__kernels *paged__kernels_choose(uint32_t cpu_flags) {
+#if defined(__x86_64__)
+    if (cpu_flags & PAGED_CPU_AVX512) return &paged__kernels_avx512;
+    if (cpu_flags & PAGED_CPU_AVX2) return &paged__kernels_avx2;
+#else
+    (void)cpu_flags;
+#endif
+    return &paged__kernels_ref;
+}

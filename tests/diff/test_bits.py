@@ -1,0 +1,97 @@
+"""Goal: the same bits whatever the chunks, threads, blocks and layout. Method: a hash over the raw bits of log-probabilities.
+
+The hash covers the log-probability of every prompt token, the most likely token at every position, and the tokens generated
+after the prompt with their log-probabilities. tool_score also checks the cache and that all blocks are free afterwards.
+"""
+import gguf
+import pytest
+
+from models import tiny_prompt
+from texts import TEXTS
+
+BASE = {"--chunk": 512, "--threads": 1, "--block-size": 16}
+VARIANTS = {
+    "same-again": {},
+    "chunk-1": {"--chunk": 1},
+    "chunk-7": {"--chunk": 7},
+    "chunk-16": {"--chunk": 16},
+    "chunk-64": {"--chunk": 64},
+    "threads-2": {"--threads": 2},
+    "threads-2-chunk-7": {"--threads": 2, "--chunk": 7},
+    "blocks-32": {"--block-size": 32},
+    "blocks-64": {"--block-size": 64},
+    "poison": {"--poison": None},
+    "plain": {"--kv-plain": None},
+    "plain-blocks-5-chunk-16": {"--kv-plain": None, "--block-size": 5, "--chunk": 16},
+}
+N_GENERATE = 8
+
+
+def arguments(options):
+    return [a for flag, value in options.items() for a in ((flag,) if value is None else (flag, value))]
+
+
+def hashes(score, path, requests, options):
+    answers = score(path, requests, "--hash", "--generate", N_GENERATE, "--ctx", 1024, *arguments(BASE | options))
+    return [a["hash"] for a in answers]
+
+
+@pytest.fixture(scope="module")
+def base():
+    """(path, KV type) -> hashes of the base configuration, computed once."""
+    return {}
+
+
+def check(score, base, path, requests, kv_type, variant):
+    kv = {"--kv-type": kv_type}
+    if (path, kv_type) not in base:
+        base[path, kv_type] = hashes(score, path, requests, kv)
+    assert hashes(score, path, requests, kv | VARIANTS[variant]) == base[path, kv_type]
+
+
+TINY = [
+    ("mha-16", None, "f16"),
+    ("gqa-4-2-untied", gguf.GGMLQuantizationType.F16, "f32"),
+    ("gqa-9-3-like-smollm2", gguf.GGMLQuantizationType.BF16, "bf16"),
+    ("mqa-80-wide-head", gguf.GGMLQuantizationType.Q8_0, "f16"),
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name, weight_type, kv_type", TINY, ids=[t[0] for t in TINY])
+def test_tiny(score, base, tiny, name, weight_type, kv_type, variant):
+    _, _, path = tiny(name, weight_type)
+    # 530 tokens: the last ones and all that is generated see more than one attention split (512).
+    check(score, base, path, [tiny_prompt(530), tiny_prompt(3), tiny_prompt(64)], kv_type, variant)
+
+
+@pytest.fixture(scope="module")
+def smollm2_requests(llamacpp, model):
+    oracle = llamacpp(model, kv_type="f32", flash_attn=False)
+    code, emoji = oracle.tokenize(TEXTS["code"]), oracle.tokenize(TEXTS["emoji"])
+    return [(code + emoji)[:160], emoji[:33]]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_smollm2(score, base, model, smollm2_requests, variant):
+    check(score, base, model, smollm2_requests, "f16", variant)
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "f32", "bf16"])
+def test_decode_equals_prefill(score, model, smollm2_requests, kv_type):
+    """Tokens that were generated, given as a prompt afterwards, get the log-probabilities they were generated with."""
+    prompt = smollm2_requests[0]
+    (first,) = score(model, [prompt], "--kv-type", kv_type, "--generate", 24, "--ctx", 1024)
+    generated = first["generated"]
+    assert len(generated) == 24
+    (again,) = score(model, [prompt + generated], "--kv-type", kv_type, "--ctx", 1024)
+    start = len(prompt) - 1
+    assert again["top1"][start:] == generated
+    assert again["logprobs"][start:] == first["generated_logprobs"]
+    assert again["logprobs"][:start] == first["logprobs"]
+
+
+def test_values_depend_on_the_cache_type(score, model, smollm2_requests):
+    """The hash would not notice anything if the options had no effect: another KV type must change it."""
+    answers = {kv: hashes(score, model, smollm2_requests, {"--kv-type": kv})[0] for kv in ("f16", "f32", "bf16")}
+    assert len(set(answers.values())) == 3

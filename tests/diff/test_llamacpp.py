@@ -1,0 +1,83 @@
+"""Goal: the engine computes what llama.cpp computes. Method: both score the same tokens of the same texts.
+
+With f32 weights rounding is all that differs. With quantised weights ggml rounds activations to 8 bits, which blows last-bit
+differences up; there llama.cpp's two settings (f16 cache with flash attention, f32 cache without) differ from each other
+as well, and the measure is that distance, taken in the same run.
+"""
+import math
+
+import pytest
+
+from texts import TEXTS
+
+MIN_POSITIONS = 500
+
+
+@pytest.fixture(scope="module")
+def tokens(llamacpp, model):
+    """name -> token ids, from llama.cpp's tokenizer."""
+    oracle = llamacpp(model, kv_type="f32", flash_attn=False)
+    ids = {name: oracle.tokenize(text) for name, text in TEXTS.items()}
+    assert sum(len(t) - 1 for t in ids.values()) >= MIN_POSITIONS
+    return ids
+
+
+def oracle_scores(server, tokens):
+    """[(log-probability, most likely token)] over all texts, one after the other."""
+    return [pair for ids in tokens.values() for pair in server.score(ids)]
+
+
+def our_scores(score, model, tokens, *args):
+    answers = score(model, tokens.values(), *args)
+    return [pair for a in answers for pair in zip(a["logprobs"], a["top1"], strict=True)]
+
+
+def distance(a, b):
+    """(mean |Δ log-prob|, greatest, share of equal most likely tokens)"""
+    delta = [abs(x[0] - y[0]) for x, y in zip(a, b, strict=True)]
+    return sum(delta) / len(delta), max(delta), sum(x[1] == y[1] for x, y in zip(a, b)) / len(a)
+
+
+def perplexity(scores):
+    return math.exp(-sum(s[0] for s in scores) / len(scores))
+
+
+def test_f32_weights(llamacpp, score, model_f32, tokens):
+    with_llamacpp = oracle_scores(llamacpp(model_f32, kv_type="f32", flash_attn=False), tokens)
+    ours = our_scores(score, model_f32, tokens, "--kv-type", "f32", "--ctx", 1024)
+    mean, greatest, top1 = distance(ours, with_llamacpp)
+    print(f"f32: mean |Δ| {mean:.5f}, max {greatest:.4f}, top-1 {top1:.2%}, {len(ours)} positions")
+    assert top1 >= 0.995, f"top-1 agreement {top1:.2%}"
+    assert mean <= 0.003, f"mean |Δ log-prob| {mean:.5f}"
+
+
+@pytest.fixture(scope="module")
+def quantised(llamacpp, model, tokens):
+    """llama.cpp's two settings on the Q4_1 file, and how far they are from each other."""
+    f32 = oracle_scores(llamacpp(model, kv_type="f32", flash_attn=False), tokens)
+    f16 = oracle_scores(llamacpp(model, kv_type="f16", flash_attn=True), tokens)
+    return {"f32": f32, "f16 flash": f16}, distance(f32, f16)
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+def test_q4_1(score, model, tokens, quantised, kv_type):
+    settings, (spread, spread_max, spread_top1) = quantised
+    ours = our_scores(score, model, tokens, "--kv-type", kv_type, "--ctx", 1024)
+    near = {name: distance(ours, theirs) for name, theirs in settings.items()}
+    mean, greatest, top1 = min(near.values())
+    text = (
+        f"q4_1, {kv_type} cache: mean |Δ| {mean:.4f}, max {greatest:.3f}, top-1 {top1:.2%}; llama.cpp's own spread: "
+        f"mean |Δ| {spread:.4f}, max {spread_max:.3f}, top-1 {spread_top1:.2%}"
+    )
+    print(text)
+    assert mean <= spread, text
+    assert top1 >= min(spread_top1, 0.96), text
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+def test_q4_1_perplexity(score, model, tokens, quantised, kv_type):
+    settings, _ = quantised
+    ours = perplexity(our_scores(score, model, tokens, "--kv-type", kv_type, "--ctx", 1024))
+    theirs = perplexity(settings["f32" if kv_type == "f32" else "f16 flash"])
+    print(f"q4_1, {kv_type} cache: perplexity {ours:.3f}, llama.cpp {theirs:.3f}")
+    assert abs(ours / theirs - 1.0) <= 0.01, f"perplexity {ours:.3f} against {theirs:.3f}"

@@ -1,0 +1,66 @@
+"""Goal: every shape of the LLaMA family is computed right. Method: random models against NumPy in double precision.
+
+The reference is itself held against llama.cpp on the same files, so that nothing here is proven by its own author alone.
+"""
+import numpy as np
+import pytest
+
+import reference
+from models import SHAPES, tiny_prompt
+
+BOUND = 1e-4
+NAMES = [shape.name for shape in SHAPES]
+LONG = ("mha-16", "gqa-9-3-like-smollm2")  # these cross the border of an attention split (512 tokens)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny):
+    """expected(name) -> (path, ids, log-probabilities of ids[1:] and the whole distribution), computed once."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            shape, weights, path = tiny(name)
+            ids = tiny_prompt(600 if name in LONG else 150)
+            made[name] = path, ids, reference.log_probs(shape, weights, ids)[:-1]
+        return made[name]
+
+    return get
+
+
+def compare(got, top1, log_probs, ids):
+    """got [n - 1] log-probabilities, top1 [n - 1]; log_probs [n - 1, n_vocab]."""
+    rows = np.arange(len(ids) - 1)
+    delta = np.abs(np.array(got) - log_probs[rows, ids[1:]])
+    assert delta.max() <= BOUND, f"position {delta.argmax()}: off by {delta.max():.2e}"
+    # Where two tokens are as good as equal either may come first.
+    behind = log_probs.max(axis=1) - log_probs[rows, top1]
+    assert behind.max() <= BOUND, f"position {behind.argmax()}: not the most likely token"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reference_against_llamacpp(llamacpp, expected, name):
+    path, ids, log_probs = expected(name)
+    scores = llamacpp(path, n_ctx=1024).score(ids)
+    compare([s[0] for s in scores], [s[1] for s in scores], log_probs, ids)
+
+
+@pytest.mark.parametrize("layout", ["packed", "plain"])
+@pytest.mark.parametrize("name", NAMES)
+def test_engine_against_reference(score, expected, name, layout):
+    path, ids, log_probs = expected(name)
+    plain = ["--kv-plain"] if layout == "plain" else []
+    (answer,) = score(path, [ids], "--kv-type", "f32", "--poison", *plain)
+    compare(answer["logprobs"], answer["top1"], log_probs, ids)
+    assert answer["blocks_used"] == -(-len(ids) // 16)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_generation_against_reference(score, tiny, expected, name):
+    """Greedy decoding takes the most likely token of the reference, step by step, and reports its log-probability."""
+    shape, weights, path = tiny(name)
+    prompt = expected(name)[1][:40]
+    (answer,) = score(path, [prompt], "--kv-type", "f32", "--generate", 24)
+    ids = prompt + answer["generated"]
+    log_probs = reference.log_probs(shape, weights, ids)[len(prompt) - 1 : -1]
+    compare(answer["generated_logprobs"], answer["generated"], log_probs, ids[len(prompt) - 1 :])

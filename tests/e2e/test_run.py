@@ -1,0 +1,349 @@
+"""Goal: `paged run` answers, streams, stops and reports as its help says. Method: the program from outside, a real model."""
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from fcntl import ioctl
+
+import pytest
+
+QUESTION = "What is a KV cache?"
+NO_END = ("--ignore-eos", "--max-tokens", 4000)
+# Where threads are not the point one is enough, and a busy machine slows it least.
+ONE_THREAD = ("--threads", 1)
+
+
+def run_json(paged, model, *args, prompt=QUESTION, code=0, **options):
+    done = paged("run", "--model", model, "--prompt", prompt, "--json", *ONE_THREAD, *args, **options)
+    assert done.returncode == code, done.stderr
+    assert done.stdout.endswith("}\n")
+    return json.loads(done.stdout)
+
+
+# ---- what comes out ----
+
+
+def test_json_fields(paged, model):
+    answer = run_json(paged, model, "--max-tokens", 12, "--seed", 7)
+    assert answer["text"] and isinstance(answer["text"], str)
+    assert len(answer["tokens"]) == answer["completion_tokens"] <= 12
+    assert answer["prompt_tokens"] > 10
+    assert answer["cached_tokens"] == 0
+    assert answer["finish_reason"] in ("stop", "length")
+    assert answer["blocks_used"] > 0
+    assert answer["seed"] == 7 and answer["block_size"] == 16 and answer["kv_type"] == "f16"
+    timings = answer["timings"]
+    for field in ("load_ms", "queue_ms", "prefill_ms", "decode_ms", "prefill_tokens_per_s", "decode_tokens_per_s"):
+        assert isinstance(timings[field], float) and timings[field] >= 0, field
+    assert timings["prefill_ms"] > 0 and timings["decode_ms"] > 0
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 16, 64])
+def test_blocks_used(paged, model, block_size):
+    """ceil(tokens / block_size); the token generated last is never written to the cache, since nothing follows it."""
+    for n in (1, 9, 16, 17):
+        answer = run_json(paged, model, "--ignore-eos", "--max-tokens", n, "--block-size", block_size, "--ctx", 256)
+        assert answer["finish_reason"] == "length" and answer["completion_tokens"] == n
+        tokens = answer["prompt_tokens"] + n - 1
+        assert answer["blocks_used"] == -(-tokens // block_size)
+
+
+def test_finish_reasons(paged, model):
+    assert run_json(paged, model, "--max-tokens", 2)["finish_reason"] == "length"
+    whole = run_json(paged, model, "--max-tokens", 200, prompt="What is 2+2?")
+    assert whole["finish_reason"] == "stop" and whole["completion_tokens"] < 200
+    assert "<|im_end|>" not in whole["text"]
+    # A context that the answer fills ends it as well.
+    full = run_json(paged, model, "--ignore-eos", "--ctx", 64)
+    assert full["finish_reason"] == "length"
+    assert full["prompt_tokens"] + full["completion_tokens"] in (64, 65)
+
+
+def test_greedy_equals_llamacpp_f32(paged, llamacpp, model_f32):
+    """The chat prompt of the same question, f32 weights and f32 cache: the same 32 tokens."""
+    oracle = llamacpp(model_f32, kv_type="f32", flash_attn=False)
+    for question in ("What is the capital of France?", "Write a short poem about the sea."):
+        prompt = oracle.tokenize(oracle.apply_template([{"role": "user", "content": question}]))
+        theirs = oracle.generate(prompt, 32)
+        ours = run_json(paged, model_f32, "--max-tokens", 32, "--kv-type", "f32", "--ctx", 512, prompt=question)
+        assert ours["prompt_tokens"] == len(prompt)
+        ends = [t for t in theirs if t not in (0, 2)]  # llama.cpp reports the token that ends a text, we do not
+        assert ours["tokens"] == ends[:32]
+
+
+def test_greedy_begins_like_llamacpp_q4_1(paged, llamacpp, model):
+    """Quantised weights may part ways later; a plain question must begin with the same words."""
+    oracle = llamacpp(model, kv_type="f32", flash_attn=False)
+    prompt = oracle.tokenize(oracle.apply_template([{"role": "user", "content": QUESTION}]))
+    theirs = oracle.generate(prompt, 8)
+    ours = run_json(paged, model, "--max-tokens", 8)
+    assert ours["tokens"][:5] == theirs[:5]
+    assert "KV cache" in ours["text"]
+
+
+def test_seeds(paged, model):
+    def text(seed, *args):
+        sampling = ("--temperature", 1.0, "--max-tokens", 24, "--seed", seed, "--ctx", 256, *args)
+        return run_json(paged, model, *sampling, prompt="Tell me a story.")["text"]
+
+    texts = [text(seed) for seed in (1, 2, 3)]
+    assert len(set(texts)) == 3
+    assert text(2) == texts[1]
+    assert text(2, "--threads", 2, "--chunk", 5, "--block-size", 32) == texts[1]
+
+
+def test_greedy_whatever_the_seed(paged, model):
+    texts = {run_json(paged, model, "--max-tokens", 8, "--seed", seed)["text"] for seed in (0, 1)}
+    assert len(texts) == 1
+    assert run_json(paged, model, "--max-tokens", 8, "--temperature", 1.5, "--top-k", 1)["text"] in texts
+
+
+def test_stream_equals_json(paged, model):
+    args = ("--max-tokens", 40, "--temperature", 0.8, "--seed", 3)
+    streamed = paged("run", "--model", model, "--prompt", QUESTION, *args)
+    assert streamed.returncode == 0, streamed.stderr
+    assert streamed.stdout == run_json(paged, model, *args)["text"]
+
+
+def test_text_is_valid_utf8_wherever_it_ends(paged, model):
+    for n in range(1, 9):
+        args = ("--raw", "--ignore-eos", "--max-tokens", n, "--ctx", 256)
+        done = paged("run", "--model", model, "--prompt", "Emoji: 🦙 🦙 🦙 🦙 🦙", *args, text=False)
+        assert done.returncode == 0
+        done.stdout.decode("utf-8", "strict")
+
+
+def test_stream_comes_token_by_token(paged, model):
+    command = [paged.path, "run", "--model", model, "--prompt", QUESTION, "--quiet", *map(str, NO_END)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        pieces = [os.read(process.stdout.fileno(), 65536) for _ in range(10)]
+        assert process.poll() is None
+        process.kill()
+    assert all(0 < len(p) < 200 for p in pieces)
+    b"".join(pieces).decode("utf-8", "strict")
+
+
+# ---- prompts ----
+
+
+def test_raw_and_template(paged, model):
+    chat = run_json(paged, model, "--max-tokens", 8)
+    raw = run_json(paged, model, "--max-tokens", 8, "--raw")
+    assert raw["prompt_tokens"] < chat["prompt_tokens"]
+    count = paged("tokenize", "--model", model, "--chat", "--json", "--text", QUESTION)
+    assert json.loads(count.stdout)["count"] == chat["prompt_tokens"]
+    written = (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    by_hand = run_json(paged, model, "--max-tokens", 8, "--raw", prompt=written)
+    assert by_hand["prompt_tokens"] == chat["prompt_tokens"] and by_hand["tokens"] == chat["tokens"]
+
+
+def test_system_message(paged, model):
+    default = run_json(paged, model, "--max-tokens", 4)
+    own = run_json(paged, model, "--max-tokens", 4, "--system", "Answer in French. " * 8)
+    assert own["prompt_tokens"] > default["prompt_tokens"]
+
+
+def test_prompt_from_file_and_stdin(paged, model, tmp_path):
+    path = tmp_path / "prompt.txt"
+    path.write_text(QUESTION)
+    expected = run_json(paged, model, "--max-tokens", 6)["tokens"]
+    common = ("run", "--model", model, "--json", "--max-tokens", 6)
+    assert json.loads(paged(*common, "--file", path).stdout)["tokens"] == expected
+    assert json.loads(paged(*common, "--file", "-", input=QUESTION).stdout)["tokens"] == expected
+
+
+def test_model_without_a_template(paged, tiny):
+    path = tiny("mha-16")[2]
+    args = ("run", "--model", path, "--prompt", "the and on", "--max-tokens", 5, "--ignore-eos", "--json")
+    told = paged(*args)
+    assert told.returncode == 0 and "no chat template" in told.stderr
+    raw = paged(*args, "--raw")
+    assert json.loads(told.stdout)["tokens"] == json.loads(raw.stdout)["tokens"]
+
+
+def test_model_from_the_environment(paged, model):
+    env = os.environ | {"PAGED_MODEL": model}
+    done = paged("run", "--prompt", QUESTION, "--max-tokens", 3, "--quiet", env=env)
+    assert done.returncode == 0 and done.stdout
+
+
+# ---- what is told ----
+
+
+def test_help_and_version(paged):
+    for args in (["--help"], ["help"], ["run", "--help"], ["help", "run"], ["tokenize", "-h"], ["inspect", "--help"]):
+        done = paged(*args)
+        assert done.returncode == 0 and done.stderr == ""
+        assert "Example:" in done.stdout and "paged run" in done.stdout or args[0] in ("tokenize", "inspect")
+        assert max(map(len, done.stdout.splitlines())) <= 100
+    version = paged("--version")
+    assert version.returncode == 0 and re.match(r"paged \d+\.\d+\.\d+\n", version.stdout)
+
+
+def test_every_option_of_run_is_in_its_help(paged):
+    text = paged("run", "--help").stdout
+    for option in (
+        "model prompt raw max-tokens temperature seed ctx pool-bytes kv-type block-size threads json stats "
+        "log-level quiet top-k top-p"
+    ).split():
+        assert f"--{option}" in text, option
+
+
+def test_quiet(paged, model):
+    done = paged("run", "--model", model, "--prompt", QUESTION, "--max-tokens", 3, "--quiet")
+    assert done.returncode == 0 and done.stdout and done.stderr == ""
+
+
+def test_plan_at_start(paged, model):
+    done = paged("run", "--model", model, "--prompt", QUESTION, "--max-tokens", 3, "--ctx", 512)
+    assert done.returncode == 0
+    # 30 layers × 3 KV heads × (64 + 64) × 2 bytes = 22.5 KiB a token, so 512 tokens are 11.25 MiB.
+    for word in ("weights", "32 blocks", "512 tokens", "11.2 MiB"):
+        assert word in done.stderr, done.stderr
+    assert "\r" not in done.stderr and "\033" not in done.stderr
+
+
+def test_stats(paged, model):
+    done = paged("run", "--model", model, "--prompt", QUESTION, "--max-tokens", 5, "--quiet", "--stats")
+    assert done.returncode == 0
+    assert "tokens/s" in done.stderr and "blocks" in done.stderr and "same bits" in done.stderr
+
+
+def test_pool_holds_exactly_what_fits(paged, model):
+    """A pool of N bytes is N bytes: what its blocks hold is the context, and one token more is refused."""
+    args = ("--pool-bytes", 22 * 1024 * 16 * 5, "--ignore-eos")  # less than 5 blocks of 22.5 KiB a token
+    answer = run_json(paged, model, *args)
+    assert answer["blocks_used"] == 4
+    assert answer["prompt_tokens"] + answer["completion_tokens"] in (64, 65)
+
+
+# ---- ends ----
+
+
+def start(paged, model, *args, **options):
+    command = [paged.path, "run", "--model", model, "--prompt", QUESTION, "--quiet", *map(str, NO_END), *args]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    return subprocess.Popen(command, **options)
+
+
+def test_interrupt(paged, model):
+    with start(paged, model) as process:
+        first = os.read(process.stdout.fileno(), 4096)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        rest, stderr = process.communicate(timeout=10)
+        assert process.returncode == 130
+        assert time.monotonic() - begin < 2
+        assert (first + rest).decode("utf-8", "strict")
+        assert stderr == b""
+
+
+def test_interrupt_with_json(paged, model):
+    with start(paged, model, "--json") as process:
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate(timeout=10)
+        assert process.returncode == 130
+        answer = json.loads(stdout)
+        assert answer["finish_reason"] == "cancelled"
+        assert len(answer["tokens"]) == answer["completion_tokens"]
+
+
+def test_interrupt_during_a_long_prompt(paged, model):
+    command = [paged.path, "run", "--model", model, "--file", "-", "--raw", "--chunk", "64", "--threads", "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdin.write(b"word " * 8000)
+        process.stdin.close()
+        time.sleep(1.0)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=10) == 130
+        assert time.monotonic() - begin < 5
+
+
+def test_reader_goes_away(paged, model):
+    with start(paged, model) as process:
+        os.read(process.stdout.fileno(), 10)
+        process.stdout.close()
+        assert process.wait(timeout=10) in (1, 141)
+
+
+def test_full_disk(paged, model):
+    with open("/dev/full", "wb") as full, start(paged, model, stdout=full) as process:
+        _, stderr = process.communicate(timeout=20)
+        assert process.returncode == 1
+        assert len(stderr.splitlines()) == 1 and stderr.startswith(b"paged: ")
+
+
+# ---- terminals ----
+
+
+def on_terminal(command, columns, stdout=None, env=()):
+    """Runs a command whose stderr (and stdout, unless given) is a terminal; returns (exit code, what it showed)."""
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    options = {"stdout": stdout or theirs, "stderr": theirs, "stdin": subprocess.DEVNULL}
+    process = subprocess.Popen(command, env=os.environ | {"TERM": "xterm"} | dict(env), **options)
+    os.close(theirs)
+    shown, deadline = b"", time.monotonic() + 60
+    while time.monotonic() < deadline and select.select([ours], [], [], 60)[0]:
+        try:
+            data = os.read(ours, 65536)
+        except OSError:  # how Linux tells that the other end is closed
+            break
+        if not data:
+            break
+        shown += data
+    os.close(ours)
+    return process.wait(timeout=10), shown.decode("utf-8", "strict")
+
+
+def long_prompt(paged, model, *args):
+    return [paged.path, "run", "--model", model, "--raw", "--prompt", "word " * 600, "--max-tokens", "3", "--chunk", "64", *args]
+
+
+def visible(line):
+    return re.sub(r"\033\[[0-9;]*[A-Za-z]", "", line)
+
+
+@pytest.mark.parametrize("columns", [100, 40, 20, 8, 3])
+def test_progress_on_a_terminal(paged, model, columns):
+    code, shown = on_terminal(long_prompt(paged, model), columns, stdout=subprocess.DEVNULL)
+    assert code == 0
+    bars = [visible(part) for part in re.split(r"[\r\n]", shown) if "%" in part]
+    assert bool(bars) == (columns > 4)
+    assert all(len(bar) < columns for bar in bars)
+    if columns >= 40:
+        assert any(bar.startswith("loading") for bar in bars)
+        assert any(bar.startswith("reading the prompt") for bar in bars)
+    # The bar is gone in the end: what was drawn last on its line is an erase.
+    if bars:
+        assert shown.rfind("\033[K") > shown.rfind("%")
+
+
+def test_no_color(paged, model):
+    _, plain = on_terminal(long_prompt(paged, model), 80, subprocess.DEVNULL, {"NO_COLOR": "1"})
+    _, color = on_terminal(long_prompt(paged, model), 80, subprocess.DEVNULL, {"NO_COLOR": ""})
+    assert "%" in plain and not re.search(r"\033\[[0-9;]*m", plain)
+    assert re.search(r"\033\[[0-9;]*m", color)
+
+
+def test_no_progress_when_quiet_or_dumb(paged, model):
+    _, quiet = on_terminal(long_prompt(paged, model, "--quiet"), 80, subprocess.DEVNULL)
+    assert quiet == ""
+    _, dumb = on_terminal(long_prompt(paged, model), 80, subprocess.DEVNULL, {"TERM": "dumb"})
+    assert "\033" not in dumb and "%" not in dumb
+
+
+def test_text_on_a_terminal_ends_its_line(paged, model):
+    code, shown = on_terminal(long_prompt(paged, model, "--quiet"), 80)
+    assert code == 0 and shown.endswith("\n")

@@ -1,0 +1,224 @@
+/* Goal: whichever allocation, backing or copy fails, a call changes nothing, and it works once the fault
+ * is gone. Method: let the n-th one fail for n = 1, 2, 3 … until none does; compare everything that can be
+ * seen before and after. */
+#include "mem/mem.h"
+#include "test.h"
+
+enum { BLOCK_SIZE = 4, N_SEQS = 4, MAX_ENTRIES = 16, GROUPS = 2, POOL_BYTES = 24 << 20 };
+
+/* ---- what fails ---- */
+
+static struct {
+    int64_t countdown; /* the countdown-th operation fails; 0: none */
+    bool fired;
+    int64_t n_live; /* allocations */
+} fault;
+
+static bool fails(void) {
+    if (fault.countdown == 0 || --fault.countdown > 0) return false;
+    fault.fired = true;
+    return true;
+}
+
+static void *fault_alloc(void *user, size_t size_bytes, size_t align) {
+    (void)user;
+    if (fails()) return NULL;
+    fault.n_live++;
+    return aligned_alloc(align, (size_bytes + align - 1) / align * align);
+}
+
+static void fault_free(void *user, void *ptr) {
+    (void)user;
+    fault.n_live--;
+    free(ptr);
+}
+
+static const paged_allocator allocator = {fault_alloc, fault_free, NULL};
+
+/* A host arena whose operations count too. */
+static paged_status fault_back(void *ctx, size_t offset, size_t size_bytes) {
+    const paged_arena *host = ctx;
+    return fails() ? PAGED_ERR_NO_MEMORY : host->back(host->ctx, offset, size_bytes);
+}
+
+static paged_status fault_copy(void *ctx, size_t dst, size_t src, size_t size_bytes) {
+    const paged_arena *host = ctx;
+    return fails() ? PAGED_ERR_IO : host->copy(host->ctx, dst, src, size_bytes);
+}
+
+/* ---- a world with everything in it ---- */
+
+struct world {
+    paged_arena host, arena;
+    paged_cache *cache;
+    paged_seq seqs[N_SEQS];
+};
+
+/* Blocks of 1 MiB and of 768 KiB, so that most blocks that are taken back a granule. */
+static const paged_group_config groups[GROUPS] = {
+    {.n_layers = 4, .n_kv_heads = 64, .head_dim_k = 128, .type = PAGED_TYPE_F32},
+    {.n_layers = 3, .n_kv_heads = 64, .head_dim_k = 128, .type = PAGED_TYPE_F32}};
+
+static paged_status create_cache(struct world *w, bool own_arena, paged_cache **out) {
+    const paged_cache_config config = {.struct_size = sizeof config,
+                                       .groups = groups,
+                                       .n_groups = GROUPS,
+                                       .block_size = BLOCK_SIZE,
+                                       .pool_bytes = POOL_BYTES,
+                                       .max_seqs = N_SEQS,
+                                       .max_seq_tokens = 200,
+                                       .arena = own_arena ? NULL : &w->arena};
+    return paged_cache_create(&config, out, NULL);
+}
+
+/* Sequence 0 has 6 tokens, sequence 1 is its fork, sequence 2 is empty; row 3 is free. */
+static void open_world(struct world *w) {
+    const int32_t tokens[6] = {1, 2, 3, 4, 5, 6};
+    memset(w, 0, sizeof *w);
+    CHECK_EQ(paged_arena_create_host(POOL_BYTES, &w->host, NULL), PAGED_OK);
+    w->arena = w->host;
+    w->arena.ctx = &w->host;
+    w->arena.back = fault_back;
+    w->arena.copy = fault_copy;
+    CHECK_EQ(create_cache(w, false, &w->cache), PAGED_OK);
+    CHECK_EQ(paged_seq_create(w->cache, &w->seqs[0]), PAGED_OK);
+    CHECK_EQ(paged_seq_reserve(w->cache, w->seqs[0], 6), PAGED_OK);
+    CHECK_EQ(paged_seq_commit(w->cache, w->seqs[0], tokens, 6), PAGED_OK);
+    CHECK_EQ(paged_seq_fork(w->cache, w->seqs[0], &w->seqs[1]), PAGED_OK);
+    CHECK_EQ(paged_seq_create(w->cache, &w->seqs[2]), PAGED_OK);
+}
+
+static void close_world(struct world *w) {
+    paged_cache_free(w->cache);
+    w->host.destroy(w->host.ctx);
+}
+
+/* Everything that a caller can see, but the memory backed so far: granules that were backed stay so. */
+struct view {
+    paged_cache_stats stats;
+    int32_t lens[N_SEQS], reserved[N_SEQS], tokens[N_SEQS][6];
+    int32_t tables[GROUPS][N_SEQS][MAX_ENTRIES];
+    int32_t refs[GROUPS][40];
+};
+
+static void look(const struct world *w, struct view *view) {
+    memset(view, 0, sizeof *view);
+    paged_cache_get_stats(w->cache, &view->stats);
+    view->stats.backed_bytes = 0;
+    for (int32_t s = 0; s < N_SEQS; s++) {
+        view->lens[s] = paged_seq_len(w->cache, w->seqs[s]);
+        view->reserved[s] = paged_seq_reserved(w->cache, w->seqs[s]);
+        if (view->lens[s] > 0)
+            memcpy(view->tokens[s], paged_seq_tokens(w->cache, w->seqs[s]),
+                   (size_t)view->lens[s] * sizeof(int32_t));
+    }
+    for (int32_t g = 0; g < GROUPS; g++) {
+        paged_tables tables = {0};
+        CHECK_EQ(paged_cache_tables(w->cache, g, &tables), PAGED_OK);
+        for (int32_t s = 0; s < N_SEQS; s++)
+            memcpy(view->tables[g][s], tables.blocks + s * tables.seq_stride, sizeof view->tables[g][s]);
+        for (int32_t b = 0; b < 40; b++) view->refs[g][b] = paged_block_refs(w->cache, g, b);
+    }
+}
+
+static void check_world(const struct world *w) {
+    paged_error err = {0};
+    if (paged_cache_check(w->cache, &err) != PAGED_OK) test_fail(__FILE__, __LINE__, "%s", err.message);
+}
+
+typedef paged_status (*operation)(struct world *w);
+
+/* Returns how many places failed. */
+static int32_t fail_each(operation run) {
+    int32_t n_failed = 0;
+    paged_allocator_set(&allocator);
+    for (int64_t n = 1;; n++) {
+        struct world w;
+        struct view before, after;
+        open_world(&w);
+        look(&w, &before);
+        fault.fired = false;
+        fault.countdown = n;
+        paged_status status = run(&w);
+        fault.countdown = 0;
+        check_world(&w);
+        CHECK_EQ(status != PAGED_OK, fault.fired);
+        if (fault.fired) {
+            look(&w, &after);
+            CHECK(memcmp(&before, &after, sizeof before) == 0);
+            CHECK_EQ(run(&w), PAGED_OK);
+            check_world(&w);
+            n_failed++;
+        }
+        close_world(&w);
+        CHECK_EQ(fault.n_live, 0);
+        if (!fault.fired) break;
+    }
+    paged_allocator_set(NULL);
+    return n_failed;
+}
+
+/* ---- operations ---- */
+
+static paged_status create_seq(struct world *w) {
+    return w->seqs[3] ? PAGED_OK : paged_seq_create(w->cache, &w->seqs[3]);
+}
+
+static paged_status fork_seq(struct world *w) {
+    return paged_seq_fork(w->cache, w->seqs[0], &w->seqs[3]);
+}
+
+/* Takes blocks of both groups, copies the shared tail, grows the tokens. */
+static paged_status reserve_shared(struct world *w) {
+    return paged_seq_reserve(w->cache, w->seqs[1], 30);
+}
+
+static paged_status reserve_empty(struct world *w) {
+    return paged_seq_reserve(w->cache, w->seqs[2], 20);
+}
+
+static paged_status commit_and_truncate(struct world *w) {
+    paged_status status = paged_seq_commit(w->cache, w->seqs[0], NULL, 0);
+    return status == PAGED_OK ? paged_seq_truncate(w->cache, w->seqs[0], 6) : status;
+}
+
+static void sequences_survive_faults(void) {
+    CHECK_EQ(fail_each(create_seq), 0);
+    CHECK_EQ(fail_each(commit_and_truncate), 0);
+    CHECK_EQ(fail_each(fork_seq), 1);
+    CHECK(fail_each(reserve_empty) >= 1 + 2);
+    /* Tokens, a copy in each group, and granules for 8 + 8 blocks. */
+    CHECK(fail_each(reserve_shared) >= 1 + 2 + 4);
+}
+
+static void create_survives_faults(void) {
+    for (int own_arena = 0; own_arena < 2; own_arena++) {
+        bool fired = true;
+        int32_t n_failed = 0;
+        for (int64_t n = 1; fired; n++) {
+            struct world w;
+            paged_cache *cache = NULL;
+            paged_allocator_set(&allocator);
+            open_world(&w);
+            int64_t n_live = fault.n_live;
+            fault.fired = false;
+            fault.countdown = n;
+            paged_status status = create_cache(&w, own_arena, &cache);
+            fault.countdown = 0;
+            fired = fault.fired;
+            CHECK_EQ(status, fired ? PAGED_ERR_NO_MEMORY : PAGED_OK);
+            CHECK((cache == NULL) == fired);
+            if (fired) CHECK_EQ(fault.n_live, n_live);
+            paged_cache_free(cache);
+            n_failed += fired;
+            close_world(&w);
+            CHECK_EQ(fault.n_live, 0);
+            paged_allocator_set(NULL);
+        }
+        /* The cache, its arena, extents, their stack, granules, rows, and three arrays a group. */
+        CHECK_EQ(n_failed, 5 + own_arena + 3 * GROUPS);
+    }
+}
+
+#define TESTS(X) X(sequences_survive_faults) X(create_survives_faults)
+TEST_MAIN(TESTS)

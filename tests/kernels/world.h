@@ -1,0 +1,430 @@
+/* world.h: keys, values and queries of a batch; ways to place them in a cache and to run attention over
+ * it; and the textbook answer in double. Nothing in the oracle comes from src/ops.
+ *
+ * world   what is to be computed, free of any placement: the stored values of all keys, all queries place
+ * a world in blocks: layout, block size, order of the physical blocks, one table or one per KV head,
+ * poison piece   queries q_begin … q_end - 1 of a sequence; a run computes any set of pieces in one batch
+ */
+#ifndef PAGED_TESTS_KERNELS_WORLD_H
+#define PAGED_TESTS_KERNELS_WORLD_H
+
+#include <math.h>
+
+#include "base/base.h"
+#include "paged/kv.h"
+#include "paged/ops.h"
+#include "test.h"
+
+enum { SEQS_MAX = 8 };
+
+typedef enum fill {
+    FILL_UNIFORM,
+    FILL_EQUAL,
+    FILL_HUGE,
+    FILL_LOW,
+    FILL_DENORMAL,
+    FILL_OUTLIER,
+    N_FILLS
+} fill;
+
+typedef struct shape {
+    paged_type type;
+    paged_layout layout;
+    int32_t block_size, n_heads, n_kv_heads, dk, dv;
+    bool non_causal;
+} shape;
+
+typedef struct world {
+    shape s;
+    int32_t n_seqs, n_q;
+    int32_t n_keys[SEQS_MAX], n_queries[SEQS_MAX];
+    int32_t first_key[SEQS_MAX], first_q[SEQS_MAX];
+    float *k, *v; /* [all keys, n_kv_heads, dk or dv], as the cache stores them */
+    float *q;     /* [n_q, n_heads, dk] */
+} world;
+
+typedef struct place {
+    paged_kv kv;
+    uint8_t *bytes;
+    int32_t *blocks; /* [n_seqs, n_kv_heads or 1, max_blocks] */
+    int32_t max_blocks;
+    bool per_head;
+} place;
+
+typedef struct piece {
+    int32_t seq, q_begin, q_end;
+} piece;
+
+typedef struct result {
+    float *out, *lse; /* [n_q, n_heads, dv], [n_q, n_heads] */
+} result;
+
+static inline int32_t draw(uint64_t *rng, int32_t n) {
+    return (int32_t)(paged__rand(rng) % (uint64_t)n);
+}
+
+static inline float draw_unit(uint64_t *rng) {
+    return (float)(int32_t)(paged__rand(rng) >> 40) / (float)(1 << 23) - 1.0f; /* [-1, 1) */
+}
+
+static inline void *take(size_t n, size_t elem) {
+    void *p = calloc(n ? n : 1, elem);
+    CHECK(p != NULL);
+    return p;
+}
+
+static inline float stored(paged_type type, float x) {
+    if (type == PAGED_TYPE_F16) return paged__f16_to_f32(paged__f32_to_f16(x));
+    if (type == PAGED_TYPE_BF16) return paged__bf16_to_f32(paged__f32_to_bf16(x));
+    return x;
+}
+
+static inline const char *type_name(paged_type type) {
+    return type == PAGED_TYPE_F16 ? "f16" : type == PAGED_TYPE_F32 ? "f32" : "bf16";
+}
+
+/* ---- worlds ---- */
+
+static inline void fill_keys(world *w, fill how, uint64_t *rng, int64_t n_keys) {
+    int64_t dk = w->s.dk, row_k = w->s.n_kv_heads * dk, row_v = (int64_t)w->s.n_kv_heads * w->s.dv;
+    for (int64_t i = 0; i < n_keys * row_k; i++) {
+        float x = draw_unit(rng);
+        if (how == FILL_EQUAL) x = 0.5f;
+        if (how == FILL_HUGE) x = i / row_k == 1 ? 40.0f : x; /* key 1 wins by far */
+        if (how == FILL_LOW) x = -60.0f;
+        if (how == FILL_DENORMAL) x *= w->s.type == PAGED_TYPE_F16 ? 0x1p-15f : 0x1p-127f;
+        if (how == FILL_OUTLIER && i % dk == dk / 2) x = 300.0f;
+        w->k[i] = stored(w->s.type, x);
+    }
+    for (int64_t i = 0; i < n_keys * row_v; i++) {
+        float x = draw_unit(rng);
+        if (how == FILL_EQUAL) x = 0.25f;
+        if (how == FILL_DENORMAL) x *= w->s.type == PAGED_TYPE_F16 ? 0x1p-15f : 0x1p-120f;
+        w->v[i] = stored(w->s.type, x);
+    }
+}
+
+static inline world world_make(shape s, int32_t n_seqs, const int32_t *n_keys, const int32_t *n_queries,
+                               fill how, uint64_t *rng) {
+    world w = {.s = s, .n_seqs = n_seqs};
+    int32_t all_keys = 0;
+    for (int32_t i = 0; i < n_seqs; i++) {
+        w.n_keys[i] = n_keys[i];
+        w.n_queries[i] = n_queries[i];
+        w.first_key[i] = all_keys;
+        w.first_q[i] = w.n_q;
+        all_keys += n_keys[i];
+        w.n_q += n_queries[i];
+    }
+    w.k = take((size_t)all_keys * (size_t)(s.n_kv_heads * s.dk), sizeof(float));
+    w.v = take((size_t)all_keys * (size_t)(s.n_kv_heads * s.dv), sizeof(float));
+    w.q = take((size_t)w.n_q * (size_t)(s.n_heads * s.dk), sizeof(float));
+    fill_keys(&w, how, rng, all_keys);
+    for (int64_t i = 0; i < (int64_t)w.n_q * s.n_heads * s.dk; i++) {
+        w.q[i] = draw_unit(rng);
+        if (how == FILL_HUGE || how == FILL_LOW) w.q[i] = fabsf(w.q[i]) * 60.0f;
+        if (how == FILL_OUTLIER && i % s.dk == s.dk / 2) w.q[i] = 300.0f;
+    }
+    return w;
+}
+
+static inline void world_free(world *w) {
+    free(w->k);
+    free(w->v);
+    free(w->q);
+}
+
+/* Keys that query i of a sequence sees. */
+static inline int32_t visible(const world *w, int32_t seq, int32_t i) {
+    int32_t n = w->n_keys[seq] - w->n_queries[seq] + i + 1;
+    return w->s.non_causal ? w->n_keys[seq] : n < 0 ? 0 : n;
+}
+
+/* softmax(scale * q · K) · V, as in the textbook. `size` is the largest |scale * q| · |K|: what rounding
+ * errors grow with. */
+static inline void dense_row(const world *w, int32_t seq, int32_t i, int32_t head, double *out, double *lse,
+                             double *size) {
+    int64_t dk = w->s.dk, dv = w->s.dv, n_kv = w->s.n_kv_heads,
+            kv_head = head / (w->s.n_heads / w->s.n_kv_heads);
+    const float *q = w->q + ((int64_t)(w->first_q[seq] + i) * w->s.n_heads + head) * dk;
+    int32_t n = visible(w, seq, i);
+    double *score = take((size_t)n, sizeof(double)), top = -INFINITY, sum = 0;
+    *size = 0;
+    for (int32_t j = 0; j < n; j++) {
+        const float *k = w->k + ((w->first_key[seq] + j) * n_kv + kv_head) * dk;
+        double dot = 0, abs_dot = 0;
+        for (int64_t d = 0; d < dk; d++) {
+            dot += (double)q[d] * k[d];
+            abs_dot += fabs((double)q[d] * k[d]);
+        }
+        score[j] = dot / sqrt((double)dk);
+        top = fmax(top, score[j]);
+        *size = fmax(*size, abs_dot / sqrt((double)dk));
+    }
+    for (int64_t d = 0; d < dv; d++) out[d] = 0;
+    for (int32_t j = 0; j < n; j++) {
+        const float *v = w->v + ((w->first_key[seq] + j) * n_kv + kv_head) * dv;
+        double p = exp(score[j] - top);
+        sum += p;
+        for (int64_t d = 0; d < dv; d++) out[d] += p * v[d];
+    }
+    for (int64_t d = 0; d < dv && n > 0; d++) out[d] /= sum;
+    *lse = n > 0 ? top + log(sum) : -INFINITY;
+    free(score);
+}
+
+/* ---- places ---- */
+
+static inline paged_kv view_of_head(const paged_kv *kv, int32_t head) {
+    paged_kv view = *kv;
+    view.k += head * kv->k_head_stride;
+    view.v += head * kv->v_head_stride;
+    view.n_kv_heads = 1;
+    return view;
+}
+
+/* Writes the world through paged_kv_write; for a table per head, head by head. */
+static inline void place_write(const world *w, const place *p) {
+    int64_t dk = w->s.dk, dv = w->s.dv, n_kv = w->s.n_kv_heads;
+    int32_t n_tables = p->per_head ? w->s.n_kv_heads : 1;
+    for (int32_t seq = 0; seq < w->n_seqs; seq++)
+        for (int32_t h = 0; h < n_tables; h++) {
+            const int32_t *table = p->blocks + ((int64_t)seq * n_tables + h) * p->max_blocks;
+            int64_t *slots = take((size_t)w->n_keys[seq], sizeof *slots);
+            for (int32_t t = 0; t < w->n_keys[seq]; t++)
+                slots[t] = (int64_t)table[t / p->kv.block_size] * p->kv.block_size + t % p->kv.block_size;
+            paged_kv view = p->per_head ? view_of_head(&p->kv, h) : p->kv;
+            CHECK_EQ(paged_kv_check_slots(&view, slots, w->n_keys[seq], NULL), PAGED_OK);
+            int64_t n_nan = paged_kv_write(&view, w->k + (w->first_key[seq] * n_kv + h) * dk, n_kv * dk,
+                                           w->v + (w->first_key[seq] * n_kv + h) * dv, n_kv * dv, slots,
+                                           w->n_keys[seq], 0, 1);
+            CHECK_EQ(n_nan, 0);
+            free(slots);
+        }
+}
+
+static inline void poison_bytes(uint8_t *bytes, size_t n, paged_type type, bool infinite) {
+    static const uint16_t inf[3] = {0x7c00, 0x7f80, 0x7f80}; /* f16; upper half of f32; bf16 */
+    memset(bytes, infinite ? 0 : 0xff, n);                   /* all ones is NaN in every type */
+    if (!infinite) return;
+    size_t step = type == PAGED_TYPE_F32 ? 4 : 2;
+    for (size_t i = step - 2; i + 2 <= n; i += step) memcpy(bytes + i, &inf[type], 2);
+}
+
+/* Physical blocks are shuffled unless `ordered`; two of them stay free. The memory has exactly the size of
+ * the blocks. */
+static inline place place_make(const world *w, paged_layout layout, int32_t block_size, bool ordered,
+                               bool per_head, bool infinite, uint64_t *rng) {
+    place p = {.per_head = per_head, .max_blocks = 1};
+    int64_t elem = w->s.type == PAGED_TYPE_F32 ? 4 : 2, n_used = 0, n_kv = w->s.n_kv_heads,
+            n_tables = per_head ? n_kv : 1;
+    for (int32_t i = 0; i < w->n_seqs; i++) {
+        int32_t n = (w->n_keys[i] + block_size - 1) / block_size;
+        n_used += n * n_tables;
+        p.max_blocks = PAGED_MAX(p.max_blocks, n + 1); /* a tail of -1 */
+    }
+    p.kv = (paged_kv){.n_blocks = (int32_t)n_used + 2,
+                      .block_size = block_size,
+                      .n_kv_heads = w->s.n_kv_heads,
+                      .head_dim_k = w->s.dk,
+                      .head_dim_v = w->s.dv,
+                      .type = w->s.type,
+                      .layout = layout};
+    p.kv.k_head_stride = elem * block_size * w->s.dk;
+    p.kv.v_head_stride = elem * block_size * w->s.dv;
+    p.kv.block_stride = n_kv * (p.kv.k_head_stride + p.kv.v_head_stride);
+    size_t size = (size_t)(p.kv.block_stride * p.kv.n_blocks);
+    p.bytes = take(size, 1);
+    poison_bytes(p.bytes, size, w->s.type, infinite);
+    p.kv.k = p.bytes;
+    p.kv.v = p.bytes + n_kv * p.kv.k_head_stride;
+
+    int32_t *ids = take((size_t)p.kv.n_blocks, sizeof *ids);
+    for (int32_t i = 0; i < p.kv.n_blocks; i++) ids[i] = i;
+    for (int32_t i = p.kv.n_blocks - 1; i > 0 && !ordered; i--) {
+        int32_t j = draw(rng, i + 1), id = ids[i];
+        ids[i] = ids[j];
+        ids[j] = id;
+    }
+    p.blocks = take((size_t)(w->n_seqs * n_tables * p.max_blocks), sizeof *p.blocks);
+    int32_t next = 0;
+    for (int64_t row = 0; row < w->n_seqs * n_tables; row++)
+        for (int32_t b = 0; b < p.max_blocks; b++)
+            p.blocks[row * p.max_blocks + b] =
+                b < (w->n_keys[row / n_tables] + block_size - 1) / block_size ? ids[next++] : -1;
+    free(ids);
+    place_write(w, &p);
+    return p;
+}
+
+static inline void place_free(place *p) {
+    free(p->bytes);
+    free(p->blocks);
+}
+
+/* ---- runs ---- */
+
+static inline result result_make(const world *w) {
+    size_t n_rows = (size_t)w->n_q * (size_t)w->s.n_heads;
+    result r = {take(n_rows * (size_t)w->s.dv, sizeof(float)), take(n_rows, sizeof(float))};
+    memset(r.out, 0xff, n_rows * (size_t)w->s.dv * sizeof(float));
+    memset(r.lse, 0xff, n_rows * sizeof(float));
+    return r;
+}
+
+static inline void result_free(result *r) {
+    free(r->out);
+    free(r->lse);
+}
+
+static inline bool result_equal(const world *w, const result *a, const result *b) {
+    size_t n_rows = (size_t)w->n_q * (size_t)w->s.n_heads;
+    return memcmp(a->out, b->out, n_rows * (size_t)w->s.dv * sizeof(float)) == 0 &&
+           memcmp(a->lse, b->lse, n_rows * sizeof(float)) == 0;
+}
+
+static inline paged_attn *attn_make(const world *w, const place *p, int32_t nth) {
+    int32_t max_k = 1;
+    for (int32_t i = 0; i < w->n_seqs; i++) max_k = PAGED_MAX(max_k, w->n_keys[i]);
+    paged_attn_config config = {.struct_size = sizeof config,
+                                .n_heads = w->s.n_heads,
+                                .n_kv_heads = w->s.n_kv_heads,
+                                .head_dim_k = w->s.dk,
+                                .head_dim_v = w->s.dv,
+                                .block_size = p->kv.block_size,
+                                .type = w->s.type,
+                                .layout = p->kv.layout,
+                                .non_causal = w->s.non_causal,
+                                .n_threads_max = nth,
+                                .max_q = PAGED_MAX(w->n_q, 1),
+                                .max_seqs = PAGED_MAX(w->n_seqs, 1),
+                                .max_k = max_k};
+    paged_attn *attn = NULL;
+    paged_error err;
+    if (paged_attn_create(&config, &attn, &err)) test_fail(__FILE__, __LINE__, "%s", err.message);
+    return attn;
+}
+
+/* One batch of pieces, by nth threads one after the other. Rows of the result that belong to no piece
+ * stay. */
+static inline void run_pieces(const world *w, const place *p, paged_attn *attn, const piece *pieces,
+                              int32_t n, int32_t nth, result *r) {
+    int32_t cu[SEQS_MAX + 1] = {0}, rows[SEQS_MAX], n_keys[SEQS_MAX];
+    int64_t q_row = (int64_t)w->s.n_heads * w->s.dk, out_row = (int64_t)w->s.n_heads * w->s.dv,
+            stride = out_row + 3;
+    float *q = take((size_t)(w->n_q * q_row), sizeof(float)),
+          *out = take((size_t)(w->n_q * stride), sizeof(float));
+    float *lse = take((size_t)w->n_q * (size_t)w->s.n_heads, sizeof(float));
+    CHECK(n <= SEQS_MAX);
+    for (int32_t i = 0; i < n; i++) {
+        int32_t seq = pieces[i].seq, n_rows = pieces[i].q_end - pieces[i].q_begin;
+        int32_t behind =
+            w->n_queries[seq] - pieces[i].q_end; /* queries to come, whose keys are not there yet */
+        cu[i + 1] = cu[i] + n_rows;
+        rows[i] = seq;
+        n_keys[i] = w->s.non_causal ? w->n_keys[seq] : PAGED_MAX(w->n_keys[seq] - behind, 0);
+        memcpy(q + cu[i] * q_row, w->q + (w->first_q[seq] + pieces[i].q_begin) * q_row,
+               (size_t)(n_rows * q_row) * sizeof(float));
+    }
+    int64_t n_tables = p->per_head ? w->s.n_kv_heads : 1;
+    paged_batch batch = {cu,
+                         {.blocks = p->blocks,
+                          .rows = rows,
+                          .seq_stride = n_tables * p->max_blocks,
+                          .head_stride = p->per_head ? p->max_blocks : 0,
+                          .seqlens_k = n_keys,
+                          .n_seqs = n,
+                          .max_blocks = p->max_blocks}};
+    paged_error err;
+    if (paged_attn_plan(attn, &batch, &p->kv, &err)) test_fail(__FILE__, __LINE__, "%s", err.message);
+    memset(out, 0xff, (size_t)(w->n_q * stride) * sizeof(float));
+    for (int32_t ith = 0; ith < nth; ith++) paged_attn_run(attn, &p->kv, q, 0, out, stride, lse, ith, nth);
+    if (paged_attn_needs_merge(attn))
+        for (int32_t ith = 0; ith < nth; ith++) paged_attn_merge(attn, out, stride, lse, ith, nth);
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t j = cu[i]; j < cu[i + 1]; j++) {
+            int64_t row = w->first_q[pieces[i].seq] + pieces[i].q_begin + j - cu[i];
+            memcpy(r->out + row * out_row, out + j * stride, (size_t)out_row * sizeof(float));
+            memcpy(r->lse + row * w->s.n_heads, lse + j * w->s.n_heads, (size_t)w->s.n_heads * sizeof(float));
+        }
+    free(q);
+    free(out);
+    free(lse);
+}
+
+/* Everything in one batch. */
+static inline result run_all(const world *w, const place *p, int32_t nth) {
+    piece pieces[SEQS_MAX];
+    for (int32_t i = 0; i < w->n_seqs; i++) pieces[i] = (piece){i, 0, w->n_queries[i]};
+    paged_attn *attn = attn_make(w, p, nth);
+    result r = result_make(w);
+    run_pieces(w, p, attn, pieces, w->n_seqs, nth, &r);
+    paged_attn_free(attn);
+    return r;
+}
+
+/* ---- checks ---- */
+
+/* One row against the oracle. Inputs are exact, so the only errors are those of f32 arithmetic: some
+ * roundings of the result (2e-6 of the largest |v|), and roundings of the scores, sums of head_dim terms.
+ * Returns the error in units of what is allowed. */
+static inline double row_error(const world *w, const result *r, int32_t seq, int32_t i, int32_t head) {
+    int64_t dv = w->s.dv, row = (int64_t)(w->first_q[seq] + i) * w->s.n_heads + head;
+    double want[PAGED_HEAD_DIM_MAX], lse, size, v_max = 0, worst = 0;
+    dense_row(w, seq, i, head, want, &lse, &size);
+    for (int64_t j = 0; j < (int64_t)w->n_keys[seq] * w->s.n_kv_heads * dv; j++)
+        v_max = fmax(v_max, fabs((double)w->v[w->first_key[seq] * w->s.n_kv_heads * dv + j]));
+    double score_error = 0x1p-24 * (2 + sqrt((double)w->s.dk) / 2) * size,
+           allowed = v_max * (2e-6 + score_error) + 1e-44;
+    for (int64_t d = 0; d < dv; d++) {
+        double error = fabs((double)r->out[row * dv + d] - want[d]) / allowed;
+        worst = error <= worst ? worst : error; /* NaN is kept */
+        if (isnan(error)) return INFINITY;
+    }
+    if (isinf(lse)) return (double)r->lse[row] == lse ? worst : INFINITY;
+    double error = fabs((double)r->lse[row] - lse) / (1e-6 + score_error + 2e-7 * fabs(lse));
+    return isnan(error) ? INFINITY : fmax(worst, error);
+}
+
+static inline void check_row(const world *w, const result *r, int32_t seq, int32_t i, int32_t head) {
+    double error = row_error(w, r, seq, i, head);
+    if (error > 1)
+        test_fail(__FILE__, __LINE__,
+                  "%s, heads %d/%d, head_dim %d/%d, block %d, sequence %d (%d keys, %d queries), query %d, "
+                  "head %d: %g times the allowed error",
+                  type_name(w->s.type), w->s.n_heads, w->s.n_kv_heads, w->s.dk, w->s.dv, w->s.block_size, seq,
+                  w->n_keys[seq], w->n_queries[seq], i, head, error);
+}
+
+static inline void check_all(const world *w, const result *r) {
+    for (int32_t seq = 0; seq < w->n_seqs; seq++)
+        for (int32_t i = 0; i < w->n_queries[seq]; i++)
+            for (int32_t head = 0; head < w->s.n_heads; head++) check_row(w, r, seq, i, head);
+}
+
+/* First, last and `n` random rows of every sequence. */
+static inline void check_some(const world *w, const result *r, int32_t n, uint64_t *rng) {
+    for (int32_t seq = 0; seq < w->n_seqs; seq++) {
+        if (w->n_queries[seq] == 0) continue;
+        check_row(w, r, seq, 0, 0);
+        check_row(w, r, seq, w->n_queries[seq] - 1, w->s.n_heads - 1);
+        for (int32_t j = 0; j < n; j++)
+            check_row(w, r, seq, draw(rng, w->n_queries[seq]), draw(rng, w->s.n_heads));
+    }
+}
+
+/* ---- instruction sets ---- */
+
+static const uint32_t isa_flags[] = {0, PAGED_CPU_AVX2, PAGED_CPU_AVX2 | PAGED_CPU_AVX512};
+static const char *const isa_names[] = {"ref", "avx2", "avx512"};
+enum { N_ISAS = 3 };
+
+/* From now on kernels of this set are chosen; false where the machine lacks it. */
+static inline bool isa_use(int32_t isa) {
+    paged_cpu_mask(~0u);
+    if ((paged_cpu_flags() & isa_flags[isa]) != isa_flags[isa]) return false;
+    paged_cpu_mask(isa_flags[isa]);
+    return true;
+}
+
+#endif

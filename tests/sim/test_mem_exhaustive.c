@@ -1,0 +1,105 @@
+/* Goal: small worlds have no corner that chance missed. Method: every sequence of up to 7 operations (8
+ * with --long) on a pool of 3 blocks of 2 tokens, on a cache and on the naive model; the cache is used
+ * again from one sequence of operations to the next, so that old state would show. */
+#include "sim/mem_model.h"
+
+enum { N_DEEP = 8, N_OPERATIONS = 16 };
+
+/* Applies operation `op`; false if it makes no sense here, because its sequence does not live. */
+static bool apply(struct model *m, int32_t op, uint64_t *rand) {
+    struct model_seq *s = op < 8 ? &m->seqs[0] : &m->seqs[1];
+    if (op == 0) {
+        model_create(m);
+        return true;
+    }
+    if (op == 8) s = &m->seqs[2];
+    if (!s->handle) return false;
+    switch (op) {
+    case 1:
+    case 9:
+        model_reserve(m, s, 1);
+        break;
+    case 2:
+    case 10:
+        model_reserve(m, s, 3);
+        break;
+    case 3:
+    case 11:
+        model_commit(m, s, s->reserved, rand);
+        break;
+    case 4:
+    case 12:
+        model_truncate(m, s, s->len > 0 ? s->len - 1 : 0);
+        break;
+    case 5:
+    case 13:
+        model_fork(m, s);
+        break;
+    case 6:
+    case 8:
+    case 14:
+        model_free(m, s);
+        break;
+    case 7:
+        model_reserve(m, s, 0);
+        break;
+    case 15:
+        model_commit(m, s, s->reserved > 0, rand);
+        break;
+    }
+    return true;
+}
+
+static void clear(struct model *m) {
+    for (int32_t i = 0; i < MODEL_SEQS; i++) {
+        if (m->seqs[i].handle) model_free(m, &m->seqs[i]);
+    }
+    model_wrong_handle(m, m->stale);
+}
+
+/* Depth first without recursion: `path` is the current sequence of operations; after a change at place
+ * `depth` everything up to it is played again from an empty cache. The checks run after its last
+ * operation; the shorter ones had their turn. */
+static int64_t enumerate(struct model *m, int32_t n_deep) {
+    int32_t path[N_DEEP] = {0}, depth = 0;
+    int64_t n_paths = 0;
+    while (depth >= 0) {
+        uint64_t rand = 7;
+        bool valid = true;
+        clear(m);
+        for (int32_t i = 0; i <= depth; i++) valid = apply(m, path[i], &rand);
+        if (valid) {
+            n_paths++;
+            model_check_all(m);
+        }
+        if (valid && depth + 1 < n_deep) {
+            path[++depth] = 0;
+            continue;
+        }
+        while (depth >= 0 && ++path[depth] == N_OPERATIONS) depth--;
+    }
+    return n_paths;
+}
+
+static void every_short_sequence(void) {
+    static struct model m;
+    paged_group_config group = {.n_layers = 1, .n_kv_heads = 1, .head_dim_k = 1, .type = PAGED_TYPE_F32};
+    paged_cache_config config = {.struct_size = sizeof config,
+                                 .groups = &group,
+                                 .n_groups = 1,
+                                 .block_size = 2,
+                                 .pool_bytes = 3 * 2 * 8,
+                                 .max_seqs = MODEL_SEQS,
+                                 .max_seq_tokens = 7,
+                                 .poison = true};
+    memset(&m, 0, sizeof m);
+    m.n_pages_max = 3;
+    model_open(&m, &config);
+    int64_t n_paths = enumerate(&m, test_long ? 8 : 7);
+    printf("%lld sequences of operations\n", (long long)n_paths);
+    CHECK(n_paths > 10000);
+    model_close(&m);
+}
+
+#define TESTS(X) X(every_short_sequence)
+TEST_MAIN(TESTS)

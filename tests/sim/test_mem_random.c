@@ -1,0 +1,133 @@
+/* Goal: no order of operations breaks an invariant, loses a block or lets one sequence see another's keys
+ * and values. Method: random operations on a cache and on a naive model (mem_model.h), paged_cache_check()
+ * after each. */
+#include "sim/mem_model.h"
+
+static uint32_t pick(uint64_t *rand, uint32_t n) {
+    return (uint32_t)(paged__rand(rand) % n);
+}
+
+/* A pool of 2 … 40 blocks a group. K and V are one layer of one head in f32, so that the payload has room. */
+static void open_random(struct model *m, uint64_t *rand) {
+    static paged_group_config groups[3];
+    static const int32_t block_sizes[] = {1, 2, 3, 4, 7, 8, 16, 32, 64};
+    paged_cache_config config = {
+        .struct_size = sizeof config, .groups = groups, .max_seqs = MODEL_SEQS, .poison = true};
+    bool equal = pick(rand, 2);
+    int32_t n_blocks = 2 + (int32_t)pick(rand, 39);
+    config.n_groups = 1 + (int32_t)pick(rand, 3);
+    config.block_size = block_sizes[pick(rand, 9)];
+    for (int32_t g = 0; g < config.n_groups; g++) {
+        int32_t head_dim = equal ? 1 : 1 + (int32_t)pick(rand, 4);
+        groups[g] = (paged_group_config){.n_layers = 1 + (int32_t)(equal ? 0 : pick(rand, 2)),
+                                         .n_kv_heads = 1,
+                                         .head_dim_k = head_dim,
+                                         .type = PAGED_TYPE_F32};
+    }
+    int32_t n_tokens = n_blocks * config.block_size;
+    config.pool_bytes = paged_pool_bytes_for(groups, config.n_groups, config.block_size, n_tokens);
+    CHECK(config.pool_bytes > 0);
+    config.max_seq_tokens = n_tokens + 3; /* longer than the pool, so that both refusals occur */
+    memset(m, 0, sizeof *m);
+    model_open(m, &config);
+    if (pick(rand, 2)) paged__cache_shuffle(m->cache, *rand);
+    if (config.n_groups == 1 || equal) m->n_pages_max = n_blocks;
+}
+
+static void random_operation(struct model *m, uint64_t *rand) {
+    struct model_seq *s = &m->seqs[pick(rand, MODEL_SEQS)];
+    int32_t step = pick(rand, 4) ? m->block_size + 2 : 4 * m->block_size + 2, n;
+    if (!s->handle) {
+        if (pick(rand, 3))
+            model_create(m);
+        else
+            model_wrong_handle(m, pick(rand, 2) ? m->stale : paged__rand(rand));
+        return;
+    }
+    switch (pick(rand, 12)) {
+    case 0:
+        model_free(m, s);
+        break;
+    case 1:
+    case 2:
+        model_fork(m, s);
+        break;
+    case 3:
+        n = (int32_t)pick(rand, (uint32_t)s->len + 2);
+        model_truncate(m, s, n);
+        break;
+    case 4:
+    case 5:
+    case 6:
+    case 7:
+        model_reserve(m, s, (int32_t)pick(rand, (uint32_t)step));
+        break;
+    default:
+        n = (int32_t)pick(rand, (uint32_t)s->reserved + 2);
+        model_commit(m, s, n, rand);
+        break;
+    }
+    if (s->handle) model_check_seq(m, s);
+}
+
+static void one_seed(uint64_t seed, int32_t n_operations) {
+    static struct model m;
+    uint64_t rand = paged__mix(seed);
+    test_seed = seed; /* so that a failure names it */
+    open_random(&m, &rand);
+    for (int32_t i = 0; i < n_operations; i++) {
+        random_operation(&m, &rand);
+        model_check(&m);
+        if (i % 64 == 0) model_check_all(&m);
+    }
+    model_check_all(&m);
+    model_close(&m);
+}
+
+static void random_operations(void) {
+    uint64_t first = test_seed, n_seeds = test_long ? 30000 : 300;
+    for (uint64_t i = 0; i < n_seeds; i++) one_seed(first + i, 4000);
+    test_seed = first;
+}
+
+/* A hundred thousand times the same: if anything leaked, even one byte, the numbers would differ. */
+static void fork_and_free_leave_nothing(void) {
+    static struct model m;
+    paged_group_config group = {.n_layers = 1, .n_kv_heads = 1, .head_dim_k = 1, .type = PAGED_TYPE_F32};
+    paged_cache_config config = {.struct_size = sizeof config,
+                                 .groups = &group,
+                                 .n_groups = 1,
+                                 .block_size = 4,
+                                 .pool_bytes = 10 * 4 * 8,
+                                 .max_seqs = MODEL_SEQS,
+                                 .max_seq_tokens = 40};
+    paged_cache_stats before, after;
+    uint64_t rand = test_seed;
+    paged_seq child;
+    memset(&m, 0, sizeof m);
+    model_open(&m, &config);
+    model_create(&m);
+    model_reserve(&m, &m.seqs[0], 10);
+    model_commit(&m, &m.seqs[0], 10, &rand);
+    paged_cache_get_stats(m.cache, &before);
+    for (int32_t i = 0; i < 100000; i++) {
+        int32_t token = i % 5;
+        CHECK_EQ(paged_seq_fork(m.cache, m.seqs[0].handle, &child), PAGED_OK);
+        CHECK_EQ(paged_seq_reserve(m.cache, child, 1 + i % 7), PAGED_OK);
+        CHECK_EQ(paged_seq_commit(m.cache, child, &token, 1), PAGED_OK);
+        CHECK_EQ(paged_seq_free(m.cache, child), PAGED_OK);
+    }
+    paged_cache_get_stats(m.cache, &after);
+    CHECK_EQ(after.n_copies - before.n_copies, 100000);
+    after.n_copies = before.n_copies;
+    CHECK_EQ(after.n_allocs - after.n_frees, before.n_allocs - before.n_frees);
+    after.n_allocs = before.n_allocs;
+    after.n_frees = before.n_frees;
+    CHECK(memcmp(&before, &after, sizeof before) == 0);
+    m.n_copies = before.n_copies + 100000;
+    model_check_all(&m);
+    model_close(&m);
+}
+
+#define TESTS(X) X(random_operations) X(fork_and_free_leave_nothing)
+TEST_MAIN(TESTS)
