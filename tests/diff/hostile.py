@@ -144,7 +144,8 @@ def _tensor(which, /, **changes):
 
 
 def _overlap(f):
-    f.tensor("blk.0.attn_k.weight", offset=next(t for t in f.tensors if t.name == "blk.0.attn_q.weight").offset)
+    q = next(t for t in f.tensors if t.name == "blk.0.attn_q.weight")
+    f.tensor("blk.0.attn_k.weight", offset=q.offset)
 
 
 def _big_endian(f):
@@ -161,6 +162,7 @@ def _duplicate_key(f):
 
 EMBD, Q = "token_embd.weight", "blk.0.attn_q.weight"
 SCALING, TOK = "llama.rope.scaling", "tokenizer.ggml"
+EPS = "llama.attention.layer_norm_rms_epsilon"
 
 # name -> (what is bent, a word that the one line of error must hold: the key, the tensor or the number)
 CASES = {
@@ -204,8 +206,8 @@ CASES = {
     "kv-heads-3-of-4": (_set("llama.attention.head_count_kv", U32, u32(3)), "3"),
     "key-length-0": (_set("llama.attention.key_length", U32, u32(0)), "llama.attention.key_length"),
     "key-length-100000": (_set("llama.attention.key_length", U32, u32(100000)), "llama.attention.key_length"),
-    "eps-nan": (_set("llama.attention.layer_norm_rms_epsilon", F32, f32(float("nan"))), "layer_norm_rms_epsilon"),
-    "eps-negative": (_set("llama.attention.layer_norm_rms_epsilon", F32, f32(-1.0)), "layer_norm_rms_epsilon"),
+    "eps-nan": (_set(EPS, F32, f32(float("nan"))), EPS),
+    "eps-negative": (_set(EPS, F32, f32(-1.0)), EPS),
     "rope-dims-odd": (_set("llama.rope.dimension_count", U32, u32(7)), "llama.rope.dimension_count"),
     "rope-dims-too-many": (_set("llama.rope.dimension_count", U32, u32(512)), "llama.rope.dimension_count"),
     "rope-base-0": (_set("llama.rope.freq_base", F32, f32(0.0)), "llama.rope.freq_base"),

@@ -1,8 +1,10 @@
 """Runs llama.cpp's server (package xllamacpp) in a process of its own, for oracle.py.
 
-    python llamacpp_server.py '{"model": "FILE", "n_ctx": 2048, "kv_type": "f32", "flash_attn": false, "n_threads": 1}'
+    python llamacpp_server.py '{"model": "FILE", "n_ctx": 2048, "n_threads": 1, "kv_type": "f32",
+                                "flash_attn": false}'
 
-Prints the address as one line of JSON and ends when its standard input is closed, so that it cannot outlive its owner.
+Prints the address as one line of JSON and ends when its standard input is closed, so that it cannot outlive
+its owner.
 """
 import json
 import os
@@ -24,12 +26,11 @@ def main():
     params.n_parallel = 1
     params.cpuparams.n_threads = config["n_threads"]
     params.cpuparams_batch.n_threads = config["n_threads"]
-    kv_type = {"f16": xllamacpp.ggml_type.GGML_TYPE_F16, "f32": xllamacpp.ggml_type.GGML_TYPE_F32}[config["kv_type"]]
+    kv_types, flash = xllamacpp.ggml_type, xllamacpp.llama_flash_attn_type
+    kv_type = {"f16": kv_types.GGML_TYPE_F16, "f32": kv_types.GGML_TYPE_F32}[config["kv_type"]]
     params.cache_type_k = params.cache_type_v = kv_type
     params.flash_attn_type = (
-        xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        if config["flash_attn"]
-        else xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        flash.LLAMA_FLASH_ATTN_TYPE_ENABLED if config["flash_attn"] else flash.LLAMA_FLASH_ATTN_TYPE_DISABLED
     )
     server = xllamacpp.Server(params)
     print(json.dumps({"address": server.listening_address}), file=answer, flush=True)

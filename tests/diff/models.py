@@ -1,4 +1,4 @@
-"""GGUF files for the tests, written with the `gguf` package: tiny random LLaMA models, and real ones dequantised to f32."""
+"""GGUF files written with the `gguf` package: tiny random LLaMA models, and f32 copies of real ones."""
 import dataclasses
 
 import gguf
@@ -51,7 +51,7 @@ class Shape:
 SHAPES = [
     Shape("mha-16", n_embd=64, n_heads=4, n_kv_heads=4),
     Shape("gqa-4-2-untied", n_embd=128, n_heads=4, n_kv_heads=2, tied=False),
-    Shape("gqa-9-3-like-smollm2", n_layers=3, n_embd=576, n_ff=192, n_heads=9, n_kv_heads=3, freq_base=100000.0),
+    Shape("gqa-9-3-like-smollm2", n_layers=3, n_embd=576, n_ff=192, n_heads=9, n_kv_heads=3, freq_base=1e5),
     Shape("mqa-80-wide-head", n_embd=64, n_heads=4, n_kv_heads=1, head_dim=80, tied=False),
     Shape("llama3-factors", n_embd=128, n_heads=4, n_kv_heads=2, freq_base=500000.0, llama3_factors=True),
     Shape("linear-rope", n_embd=128, n_heads=2, n_kv_heads=2, linear_scale=4.0),
@@ -94,7 +94,8 @@ def random_weights(shape, seed):
     def norm(n):
         return (1.0 + 0.2 * rng.standard_normal(n)).astype(np.float32)
 
-    weights = {"token_embd.weight": matrix(n_vocab, shape.n_embd, 1.5), "output_norm.weight": norm(shape.n_embd)}
+    weights = {"token_embd.weight": matrix(n_vocab, shape.n_embd, 1.5)}
+    weights["output_norm.weight"] = norm(shape.n_embd)
     if not shape.tied:
         weights["output.weight"] = matrix(n_vocab, shape.n_embd, 1.5)
     for i in range(shape.n_layers):

@@ -13,7 +13,8 @@ class LlamaCpp:
     """A server in its own process, so that a crash of llama.cpp fails one test and not the whole run."""
 
     def __init__(self, model, n_ctx=2048, kv_type="f32", flash_attn=False, n_threads=1, log=None):
-        config = dict(model=str(model), n_ctx=n_ctx, kv_type=kv_type, flash_attn=flash_attn, n_threads=n_threads)
+        config = {"model": str(model), "n_ctx": n_ctx, "n_threads": n_threads}
+        config |= {"kv_type": kv_type, "flash_attn": flash_attn}
         script = os.path.join(os.path.dirname(__file__), "llamacpp_server.py")
         self.log = open(log, "wb") if log else subprocess.DEVNULL
         self.process = subprocess.Popen(
@@ -44,12 +45,21 @@ class LlamaCpp:
     def __exit__(self, *_):
         self.close()
 
-    def post(self, path, body):
-        self.connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    def _exchange(self, path, body):
+        self.connection.request("POST", path, body, {"Content-Type": "application/json"})
         response = self.connection.getresponse()
-        data = response.read()
-        if response.status != 200:
-            raise RuntimeError(f"{path}: {response.status} {data[:300]!r}")
+        return response.status, response.read()
+
+    def post(self, path, body):
+        body = json.dumps(body)
+        try:
+            status, data = self._exchange(path, body)
+        except (ConnectionError, http.client.HTTPException):
+            # The server closes a connection that was idle for some seconds; a second failure is a real one.
+            self.connection.close()
+            status, data = self._exchange(path, body)
+        if status != 200:
+            raise RuntimeError(f"{path}: {status} {data[:300]!r}")
         return json.loads(data)
 
     def tokenize(self, text, parse_special=True, add_special=False):
@@ -61,7 +71,7 @@ class LlamaCpp:
 
     def generate(self, tokens, n):
         """Greedy continuation of token ids, as ids; shorter than n if the model ended it."""
-        body = {"prompt": tokens, "n_predict": n, "temperature": 0, "return_tokens": True, "cache_prompt": True}
+        body = {"prompt": tokens, "n_predict": n, "temperature": 0, "return_tokens": True}
         return self.post("/completion", body)["tokens"]
 
     def _next(self, tokens, bias_id, n_probs):
@@ -75,9 +85,9 @@ class LlamaCpp:
     def score(self, tokens):
         """[(log-probability of tokens[i], most likely token there) for i = 1 …], given all tokens before.
 
-        There are no prompt log-probabilities in the server's API, so the next token is forced by a bias, position by
-        position; the values reported stay raw. A token that ends inside a UTF-8 character is reported without them:
-        there another token is forced and the whole distribution is read.
+        There are no prompt log-probabilities in the server's API, so the next token is forced by a bias,
+        position by position; the values reported stay raw. A token that ends inside a UTF-8 character is
+        reported without them: there another token is forced and the whole distribution is read.
         """
         out = []
         for i in range(1, len(tokens)):

@@ -1,7 +1,8 @@
 """The LLaMA forward pass in NumPy and double precision, written from the papers and not from our code.
 
-RMSNorm (Zhang & Sennrich 2019), rotary embedding on neighbouring pairs (Su et al. 2021), grouped queries (Ainslie et al.
-2023), SwiGLU (Shazeer 2020), as put together by Touvron et al. 2023. No cache: every position sees the whole prefix.
+RMSNorm (Zhang & Sennrich 2019), rotary embedding on neighbouring pairs (Su et al. 2021), grouped queries
+(Ainslie et al. 2023), SwiGLU (Shazeer 2020), as put together by Touvron et al. 2023. There is no cache: every
+position sees the whole prefix at once.
 """
 import numpy as np
 
@@ -11,7 +12,7 @@ def rms_norm(x, weight, eps=1e-5):
 
 
 def rope(x, freq_base, scale, factors):
-    """x [n_tokens, n_heads, d]: the pair (2i, 2i + 1) turns by position * scale * base^(-2i/d) / factors[i]."""
+    """x [n_tokens, n_heads, d]: pair (2i, 2i + 1) turns by position * scale * base^(-2i/d) / factors[i]."""
     n, _, d = x.shape
     frequency = freq_base ** (-np.arange(0, d, 2) / d) / factors
     angle = (np.arange(n)[:, None] * scale * frequency)[:, None, :]

@@ -1,8 +1,8 @@
 """Goal: the engine computes what llama.cpp computes. Method: both score the same tokens of the same texts.
 
-With f32 weights rounding is all that differs. With quantised weights ggml rounds activations to 8 bits, which blows last-bit
-differences up; there llama.cpp's two settings (f16 cache with flash attention, f32 cache without) differ from each other
-as well, and the measure is that distance, taken in the same run.
+With f32 weights rounding is all that differs. With quantised weights ggml rounds activations to 8 bits, which
+blows last-bit differences up; there llama.cpp's two settings (f16 cache with flash attention, f32 cache
+without) differ from each other as well, and the measure is that distance, taken in the same run.
 """
 import math
 
@@ -59,25 +59,28 @@ def quantised(llamacpp, model, tokens):
     return {"f32": f32, "f16 flash": f16}, distance(f32, f16)
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16"])
-def test_q4_1(score, model, tokens, quantised, kv_type):
+@pytest.fixture(scope="module", params=["f32", "f16"])
+def ours_q4_1(request, score, model, tokens):
+    return request.param, our_scores(score, model, tokens, "--kv-type", request.param, "--ctx", 1024)
+
+
+def test_q4_1(ours_q4_1, quantised):
+    kv_type, ours = ours_q4_1
     settings, (spread, spread_max, spread_top1) = quantised
-    ours = our_scores(score, model, tokens, "--kv-type", kv_type, "--ctx", 1024)
-    near = {name: distance(ours, theirs) for name, theirs in settings.items()}
-    mean, greatest, top1 = min(near.values())
+    mean, greatest, top1 = min(distance(ours, theirs) for theirs in settings.values())
     text = (
-        f"q4_1, {kv_type} cache: mean |Δ| {mean:.4f}, max {greatest:.3f}, top-1 {top1:.2%}; llama.cpp's own spread: "
-        f"mean |Δ| {spread:.4f}, max {spread_max:.3f}, top-1 {spread_top1:.2%}"
+        f"q4_1, {kv_type} cache: mean |Δ| {mean:.4f}, max {greatest:.3f}, top-1 {top1:.2%}; "
+        f"llama.cpp's own spread: mean |Δ| {spread:.4f}, max {spread_max:.3f}, top-1 {spread_top1:.2%}"
     )
     print(text)
     assert mean <= spread, text
     assert top1 >= min(spread_top1, 0.96), text
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16"])
-def test_q4_1_perplexity(score, model, tokens, quantised, kv_type):
+def test_q4_1_perplexity(ours_q4_1, quantised):
+    kv_type, ours = ours_q4_1
     settings, _ = quantised
-    ours = perplexity(our_scores(score, model, tokens, "--kv-type", kv_type, "--ctx", 1024))
     theirs = perplexity(settings["f32" if kv_type == "f32" else "f16 flash"])
-    print(f"q4_1, {kv_type} cache: perplexity {ours:.3f}, llama.cpp {theirs:.3f}")
-    assert abs(ours / theirs - 1.0) <= 0.01, f"perplexity {ours:.3f} against {theirs:.3f}"
+    text = f"q4_1, {kv_type} cache: perplexity {perplexity(ours):.3f}, llama.cpp {theirs:.3f}"
+    print(text)
+    assert abs(perplexity(ours) / theirs - 1.0) <= 0.01, text

@@ -1,6 +1,6 @@
-"""Goal: every shape of the LLaMA family is computed right. Method: random models against NumPy in double precision.
+"""Goal: every shape of the LLaMA family is computed right. Method: random models against NumPy in double.
 
-The reference is itself held against llama.cpp on the same files, so that nothing here is proven by its own author alone.
+The reference is itself held against llama.cpp on the same files, so nothing is proven by its author alone.
 """
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ LONG = ("mha-16", "gqa-9-3-like-smollm2")  # these cross the border of an attent
 
 @pytest.fixture(scope="module")
 def expected(tiny):
-    """expected(name) -> (path, ids, log-probabilities of ids[1:] and the whole distribution), computed once."""
+    """expected(name) -> (path, ids, log-probabilities [n - 1, n_vocab]), computed once."""
     made = {}
 
     def get(name):
@@ -57,7 +57,7 @@ def test_engine_against_reference(score, expected, name, layout):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_generation_against_reference(score, tiny, expected, name):
-    """Greedy decoding takes the most likely token of the reference, step by step, and reports its log-probability."""
+    """Greedy decoding takes the reference's most likely token and reports its log-probability."""
     shape, weights, path = tiny(name)
     prompt = expected(name)[1][:40]
     (answer,) = score(path, [prompt], "--kv-type", "f32", "--generate", 24)

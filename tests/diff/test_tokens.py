@@ -1,4 +1,4 @@
-"""Goal: the same token ids as llama.cpp. Method: `paged tokenize --json` against its /tokenize, with and without control tokens."""
+"""Goal: the same token ids as llama.cpp. Method: `paged tokenize --json` against its /tokenize."""
 import json
 import time
 

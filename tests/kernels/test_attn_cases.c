@@ -567,6 +567,10 @@ static void names_its_kernels(void) {
     X(later_keys_never_leak)                                                                                 \
     X(empty_rows)                                                                                            \
     X(no_overflow)                                                                                           \
-    X(ladders) X(head_counts_and_sizes) X(strides_and_scale) X(real_threads) X(sample_kernel_is_wrong)       \
-        X(plan_refuses) X(plan_accepts) X(create_refuses) X(allocations_fail) X(names_its_kernels)
+    X(ladders)                                                                                               \
+    X(head_counts_and_sizes)                                                                                 \
+    X(strides_and_scale)                                                                                     \
+    X(real_threads)                                                                                          \
+    X(sample_kernel_is_wrong)                                                                                \
+    X(plan_refuses) X(plan_accepts) X(create_refuses) X(allocations_fail) X(names_its_kernels)
 TEST_MAIN(TESTS)

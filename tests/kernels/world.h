@@ -374,7 +374,7 @@ static inline double row_error(const world *w, const result *r, int32_t seq, int
     dense_row(w, seq, i, head, want, &lse, &size);
     for (int64_t j = 0; j < (int64_t)w->n_keys[seq] * w->s.n_kv_heads * dv; j++)
         v_max = fmax(v_max, fabs((double)w->v[w->first_key[seq] * w->s.n_kv_heads * dv + j]));
-    double score_error = 0x1p-24 * (2 + sqrt((double)w->s.dk) / 2) * size,
+    double score_error = 0x1p-24 * (4 + sqrt((double)w->s.dk)) * size,
            allowed = v_max * (2e-6 + score_error) + 1e-44;
     for (int64_t d = 0; d < dv; d++) {
         double error = fabs((double)r->out[row * dv + d] - want[d]) / allowed;
