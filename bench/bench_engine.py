@@ -30,6 +30,7 @@ MARKS = "<!-- bench engine: made by --write-docs, not by hand -->", "<!-- end of
 
 MIN_ROUNDS = 15
 CLEAN = 0.98            # CPU time of a clean round, of wall × threads
+CASE_S = 60             # seconds for the rounds of a case, so that a busy machine ends in "inconclusive" and not in waiting
 PAUSE_S = 0.25          # the threads of a side spin for a while after its answer; the other one waits until they sleep
 N_CTX = 8192
 CONTEXTS = 512, 2048, 4096, 7680
@@ -71,16 +72,16 @@ class Progress:
 
 
 def interval(values):
-    """Median and the 95 % bootstrap interval of it; the same bits for the same values."""
+    """Median and the 95 % bootstrap interval of it, the same for the same values; None where there are none."""
+    if not values:
+        return None, None, None
     generator = random.Random(1)
     medians = sorted(statistics.median(generator.choices(values, k=len(values))) for _ in range(2000))
-    return statistics.median(values), medians[49], medians[1949]
+    return [round(value, 4) for value in (statistics.median(values), medians[49], medians[1949])]
 
 
 def row(case, metric, unit, better, values, must=None, aim=None):
     """A row of the result; `values` has one entry for each clean round."""
-    if not values:
-        values = [float("nan")]
     value, low, high = interval(values)
     if len(values) < MIN_ROUNDS:
         verdict = "inconclusive"
@@ -88,22 +89,21 @@ def row(case, metric, unit, better, values, must=None, aim=None):
         verdict = "pass"
     else:
         verdict = "fail" if high < must else "inconclusive"
-    return {"bench": "engine", "case": case, "metric": metric, "unit": unit, "better": better, "value": round(value, 4),
-            "low": round(low, 4), "high": round(high, 4), "must": must, "aim": aim, "verdict": verdict,
-            "rounds": len(values)}
+    return {"bench": "engine", "case": case, "metric": metric, "unit": unit, "better": better, "value": value,
+            "low": low, "high": high, "must": must, "aim": aim, "verdict": verdict, "rounds": len(values)}
 
 
 def rounds(sides, ask, wanted, label, progress):
-    """Clean rounds, each a pair of answers in the order of `sides`; gives up after twice as many rounds as wanted."""
-    clean = []
-    for i in range(2 * wanted):
-        if len(clean) == wanted:
-            break
+    """Clean rounds, each a pair of answers in the order of `sides`; fewer than wanted when the time for a case is over."""
+    clean, i = [], 0
+    give_up = time.monotonic() + CASE_S * max(1, wanted / MIN_ROUNDS)
+    while len(clean) < wanted and time.monotonic() < give_up:
         progress.show(f"{label}: {len(clean)} of {wanted} rounds, {i - len(clean)} dropped")
         answers = {}
         for side in sides if i % 2 == 0 else reversed(sides):
             time.sleep(PAUSE_S)
             answers[side] = ask(side)
+        i += 1
         if all(answer["clean"] for answer in answers.values()):
             clean.append([answers[side] for side in sides])
     return clean
@@ -158,9 +158,11 @@ def long_cases(sides, n_rounds, n_tokens, progress):
 
 
 def number(value, unit):
+    if value is None:
+        return "-"
     if unit == "share":
         return f"{100 * value:.1f} %"
-    return f"{value:.0f}" if unit == "tokens/s" and value >= 100 else f"{value:.3g}"
+    return f"{value:.3f}" if unit == "ratio" else f"{value:.0f}"
 
 
 def speed_table(rows):
@@ -175,8 +177,8 @@ def speed_table(rows):
         ours, peer, ratio = (metrics[name] for name in ("paged", "llama.cpp", "paged / llama.cpp"))
         must = "" if ratio["must"] is None else f"≥ {ratio['must']:g}"
         yield (f"| {case} | {number(ours['value'], 'tokens/s')} | {number(peer['value'], 'tokens/s')} | "
-               f"{ratio['value']:.3f} ({ratio['low']:.3f}-{ratio['high']:.3f}) | {ratio['rounds']} | {must} | "
-               f"{ratio['verdict']} |")
+               f"{number(ratio['value'], 'ratio')} ({number(ratio['low'], 'ratio')}-{number(ratio['high'], 'ratio')}) | "
+               f"{ratio['rounds']} | {must} | {ratio['verdict']} |")
 
 
 def share_table(rows):

@@ -7,7 +7,7 @@
  *   tile          16 consecutive slots, the unit of the packed layout
  *
  * Where element d of the key of KV head h in block b, offset o lies, in elements from byte address
- * k + b * block_stride + h * k_head_stride (V likewise); tile t = o / 16, i = o % 16, dk and dv the head dims:
+ * k + b * block_stride + h * k_head_stride (V likewise); tile t = o / 16, i = o % 16, dk, dv the head dims:
  *
  *   PLAIN           K: o * dk + d
  *   PACKED f32, f16 K: t * 16 * dk + d * 16 + i                      [d][16]
