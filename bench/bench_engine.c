@@ -103,7 +103,8 @@ static void report(const void *self, FILE *out) {
 
 static bool open_ours(ours *o, int argc, char **argv) {
     const paged_model_config mc = {.struct_size = sizeof mc};
-    paged_engine_config ec = {.struct_size = sizeof ec};
+    /* The same prompt comes again and again, and is to be computed each time. */
+    paged_engine_config ec = {.struct_size = sizeof ec, .no_prefix_cache = true};
     if (argc > 2) ec.n_threads = atoi(argv[2]);
     if (argc > 3) ec.n_ctx = atoi(argv[3]);
     if (argc > 4) ec.block_size = atoi(argv[4]);

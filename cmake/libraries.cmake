@@ -68,8 +68,14 @@ if(PROJECT_VERSION_MAJOR EQUAL 0)
     set(soversion 0.${PROJECT_VERSION_MINOR})
 endif()
 
+# xxHash is inlined from its header, so that it is nobody's link dependency.
+find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)
+
 paged_room(base)
 paged_room(mem)
+if(TARGET room-mem)
+    target_include_directories(room-mem SYSTEM PRIVATE ${XXHASH_INCLUDE_DIR})
+endif()
 paged_room(ops)
 # The engine uses base's inside (paged__…) across the border of the libraries. So base is compiled with visible symbols, and
 # the version script exports them under a version that only an engine of exactly this release asks for.

@@ -6,6 +6,10 @@
  * together. A request is admitted when the pool has the blocks that it may ever need, so that an admitted
  * request always ends.
  *
+ * Keys and values of ended requests stay cached as long as there is room; a request whose prompt begins
+ * with the same tokens takes them over and computes the rest. The answer has the same bits as without, where
+ * paged_engine_info says deterministic. A request with prompt_logprobs computes its whole prompt.
+ *
  * Thread rule: one thread at a time per engine, paged_engine_cancel aside, which any thread or signal handler
  * may call.
  */
@@ -34,6 +38,7 @@ typedef struct paged_engine_config {
     int32_t chunk_tokens; /* tokens of one step at most; 0: 512 */
     int32_t n_threads;    /* 0: paged_cpu_count() */
     bool poison;          /* for tests: NaN in every slot that holds no token */
+    bool no_prefix_cache; /* requests share nothing, and nothing is kept when they end */
 } paged_engine_config;
 
 /* Takes all memory and the largest graph. Errors: INVALID_ARG, NO_MEMORY, NO_BLOCKS (with both numbers),
@@ -55,6 +60,8 @@ typedef struct paged_request {
     bool logprobs;        /* log-probability of each generated token, before temperature and cuts */
     bool prompt_logprobs; /* for every prompt token but the first; see paged_engine_prompt_logprobs */
     bool control_text;    /* control tokens appear in the text */
+    const char *salt; /* requests share keys and values only with the same salt; NULL: with those that have
+                           * none. At most 1024 bytes; copied */
 } paged_request;
 
 /* Greedy, no limits, top_p 1. Call it first, then set what differs. */
@@ -90,8 +97,11 @@ typedef struct paged_output {
     int32_t n_tokens;
     paged_finish finish;
     paged_status error; /* why, when finish is PAGED_FINISH_ERROR */
-    int32_t prompt_tokens, cached_tokens, completion_tokens;
-    int32_t prompt_done; /* prompt tokens computed so far */
+    int32_t prompt_tokens, completion_tokens;
+    int32_t
+        cached_tokens;   /* prompt tokens that were not computed but found in the cache: to the token, at most
+                            * prompt_tokens - 1 */
+    int32_t prompt_done; /* prompt tokens computed or found so far */
     int32_t blocks_used; /* blocks held now; after the end: held when it ended */
     double queue_ms, prefill_ms,
         decode_ms; /* waiting; first step to first token; first token to now or end */

@@ -8,6 +8,10 @@
  * that is shared and partly filled is copied before its first write (copy on write), inside reserve. Every
  * call is all or nothing: a failed call changes nothing.
  *
+ * Reuse. A sequence that was matched in a namespace shares what it computes: its full blocks are indexed by
+ * content when they are committed, its last, partly filled one when it is freed. Blocks that nobody holds any
+ * more stay cached until their room is needed; then the least recently used leaf goes first.
+ *
  * Blocks are numbered per group from 0 on; block b of a group begins at byte b * block_bytes of the arena, so
  * an operator needs nothing but one stride. In a cache of one group the numbers 0 … n_blocks - 1 are dense.
  * In a cache of several groups an extent belongs to one group at a time and the numbers have gaps.
@@ -49,6 +53,21 @@ typedef struct paged_group_config {
     paged_layout layout;
 } paged_group_config;
 
+/* What happens to the index, in order. Replayed into an empty model it gives exactly the index. */
+typedef enum paged_event_kind { PAGED_EVENT_STORED = 1, PAGED_EVENT_REMOVED = 2 } paged_event_kind;
+
+typedef struct paged_event {
+    paged_event_kind kind;
+    int32_t block;  /* of group 0; names the entry until it is removed */
+    int32_t parent; /* block before it; -1: the first one of its namespace */
+    int32_t n_tokens;
+    const int32_t *tokens;      /* [n_tokens] of this block only; valid during the call */
+    uint64_t namespace_hash[2]; /* XXH3-128 of the namespace; of first blocks only, else 0 */
+} paged_event;
+
+/* Must not call back into the cache. */
+typedef void (*paged_event_fn)(void *user, const paged_event *event);
+
 typedef struct paged_cache_config {
     size_t struct_size;
     const paged_group_config *groups; /* [n_groups] copied */
@@ -59,6 +78,8 @@ typedef struct paged_cache_config {
     int32_t max_seq_tokens;           /* longest sequence; 0: what the pool holds */
     const paged_arena *arena; /* NULL: a host arena of its own. Else borrowed, at least pool_bytes long */
     bool poison; /* for tests: blocks are filled with NaN when they are taken and when they are freed */
+    paged_event_fn event; /* NULL: none */
+    void *event_user;
 } paged_cache_config;
 
 enum { PAGED_GROUPS_MAX = 16 };
@@ -84,8 +105,77 @@ PAGED_API paged_status paged_seq_create(paged_cache *cache, paged_seq *out); /* 
 PAGED_API paged_status paged_seq_free(paged_cache *cache,
                                       paged_seq seq); /* gives its references back; STALE */
 
+/* ---- reuse ---- */
+
+/* What must be equal for keys and values to be the same, besides the tokens. Each field has its kind and its
+ * length, so that an adapter and a salt of the same name are two things. */
+typedef enum paged_ns_kind {
+    PAGED_NS_MODEL = 1,
+    PAGED_NS_ADAPTER,
+    PAGED_NS_SALT, /* of a tenant */
+    PAGED_NS_KV_TYPE,
+    PAGED_NS_ROPE,
+    PAGED_NS_NUMERICS, /* kernels, splits */
+    PAGED_NS_USER      /* this and above: the caller's own */
+} paged_ns_kind;
+
+typedef struct paged_ns_field {
+    int32_t kind;     /* paged_ns_kind */
+    const void *data; /* [size_bytes] compared byte by byte */
+    size_t size_bytes;
+} paged_ns_field;
+
+/* No fields is a namespace too. Kinds ascend strictly; all fields together have at most 64 KiB. */
+typedef struct paged_namespace {
+    const paged_ns_field *fields; /* [n_fields] */
+    int32_t n_fields;
+} paged_namespace;
+
+/* Why a match ended where it did. */
+typedef enum paged_miss {
+    PAGED_MISS_NONE = 0,  /* all tokens but the last were reused */
+    PAGED_MISS_NO_MATCH,  /* never seen */
+    PAGED_MISS_EVICTED,   /* was cached, as far as is remembered, and had to go */
+    PAGED_MISS_NAMESPACE, /* the first block is cached for another namespace */
+    PAGED_MISS_TOO_SHORT, /* fewer than two tokens: nothing to reuse */
+    PAGED_MISS_NO_BLOCK,  /* the tokens inside the next block match, but the pool has no block for the copy */
+    PAGED_MISS_KINDS
+} paged_miss;
+
+typedef struct paged_match {
+    int32_t n_matched; /* tokens committed by the match, at most n_tokens - 1 */
+    int32_t n_copied;  /* of them, those that lie in a block copied for this sequence */
+    paged_miss why;
+} paged_match;
+
+/* Puts an empty sequence into a namespace, for good, and gives it what is cached of these tokens: whole
+ * blocks shared, and the longest common piece of the block after them copied. At least one token is left to
+ * be computed. A sequence that is never matched shares nothing and is never indexed; n_tokens 0 only opens
+ * the namespace. From then on commit may replace a block that is full by a cached one of the same content,
+ * so the tables and slots of committed tokens may change in it. Errors: INVALID_ARG (not empty, matched
+ * before, a bad namespace), TOO_LONG, NO_MEMORY, STALE, what the arena says. */
+PAGED_API paged_status paged_seq_match(paged_cache *cache, paged_seq seq, const paged_namespace *space,
+                                       const int32_t *tokens, int32_t n_tokens, paged_match *out);
+
+/* Keeps what is cached of these tokens. priority (0 … 255, 0 at first): of the leaves, the lowest go first.
+ * until: pinned, that is not evicted at all, as long as paged_cache_set_clock() was told less; 0: not pinned,
+ * an earlier pin on the same piece ends. *n_kept: how many of the tokens are kept. A pin
+ * holds a reference to each block. O(blocks). Errors: INVALID_ARG, NO_MEMORY. */
+PAGED_API paged_status paged_prefix_keep(paged_cache *cache, const paged_namespace *space,
+                                         const int32_t *tokens, int32_t n_tokens, int32_t priority,
+                                         uint64_t until, int32_t *n_kept);
+
+/* Tells the time, in the caller's unit, which never goes back; pins that end by then are released. */
+PAGED_API void paged_cache_set_clock(paged_cache *cache, uint64_t now);
+
+/* Evicts everything that is cached and not in use or pinned. */
+PAGED_API void paged_cache_clear(paged_cache *cache);
+
+/* ---- growing and shrinking ---- */
+
 /* Makes the slots committed … committed + n_tokens - 1 of every group writable and owned by this sequence
- * alone. Replaces an earlier reservation: a smaller one gives blocks back, 0 gives all back. Errors:
+ * alone. Replaces an earlier reservation: a smaller one gives blocks back, 0 gives all back. Free blocks are
+ * taken first, then cached ones are evicted; those stay evicted whatever happens after. Errors:
  * NO_BLOCKS, TOO_LONG, NO_MEMORY, STALE, INVALID_ARG. */
 PAGED_API paged_status paged_seq_reserve(paged_cache *cache, paged_seq seq, int32_t n_tokens);
 
@@ -129,9 +219,9 @@ PAGED_API int32_t paged_seq_blocks_needed(const paged_cache *cache, paged_seq se
                                           int32_t n_tokens);
 
 typedef struct paged_cache_stats {
-    int32_t n_blocks, n_free, n_used; /* n_blocks = n_free + n_used, over all groups; an extent that no
-                                       * group holds counts as group 0's */
-    int32_t n_seqs, max_seqs, block_size;
+    int32_t n_blocks, n_free, n_used, n_cached; /* n_blocks = the sum of the others, over all groups; an
+                                                 * extent that no group holds counts as group 0's */
+    int32_t n_seqs, max_seqs, block_size, n_pins;
     int64_t n_tokens;     /* committed, shared ones counted once per sequence */
     int64_t n_slots_used; /* slots of used blocks that hold a committed token, shared ones once */
     size_t pool_bytes, used_bytes,
@@ -141,11 +231,14 @@ typedef struct paged_cache_stats {
     size_t table_bytes, metadata_bytes; /* block tables; everything else this cache keeps */
     uint64_t n_allocs, n_frees, n_copies,
         n_refused; /* blocks taken, given back, copied on write; reservations refused */
+    uint64_t n_queries, n_query_tokens, n_hit_tokens; /* matches, their tokens, tokens that they reused */
+    uint64_t n_stored, n_evicted;                     /* entries of the index */
+    uint64_t n_misses[PAGED_MISS_KINDS];              /* matches by why they ended */
 } paged_cache_stats;
 
 PAGED_API void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out);
 
-/* References to a block, 0 for a free one, -1 for an id that does not exist. */
+/* References to a block, pins included; 0 for a free or cached one, -1 for an id that does not exist. */
 PAGED_API int32_t paged_block_refs(const paged_cache *cache, int32_t group, int32_t block);
 
 /* Walks every invariant and names the first one that does not hold (PAGED_ERR_CORRUPT). O(blocks + table

@@ -40,6 +40,16 @@ static paged_status fill_defaults(const paged_model_info *info, paged_engine_con
     return PAGED_OK;
 }
 
+static uint64_t hash_text(uint64_t hash, const char *text) {
+    for (; *text; text++) hash = paged__mix(hash ^ (uint64_t)(uint8_t)*text);
+    return paged__mix(hash);
+}
+
+static void set_fingerprint(paged_engine *e, const paged_model_info *info) {
+    e->fingerprint[0] = hash_text(hash_text(0, info->arch), info->name);
+    e->fingerprint[1] = paged__mix((uint64_t)info->file_bytes) ^ (uint64_t)info->n_params;
+}
+
 /* The pool, and the context that it can hold: the smaller of what was asked for and what fits. */
 static paged_status create_cache(paged_engine *e, const paged_model_info *info, paged_error *err) {
     paged_engine_config *c = &e->config;
@@ -120,6 +130,7 @@ static paged_status create(paged_engine *e, const paged_engine_config *config, p
     paged_model_info info;
     paged_model_get_info(e->model, &info);
     e->n_vocab = info.n_vocab;
+    set_fingerprint(e, &info);
     e->tok = paged_model_tokenizer(e->model);
     if (e->model->vocab_only)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "the model was loaded with vocab_only");

@@ -9,8 +9,11 @@
  *
  *   waiting ──admit──> running ──ends──> finished ──release──> free
  *
- * A request is admitted when the free blocks, less those promised to the requests that run, cover all it may
- * ever need. So a running request never lacks a block, and the oldest waiting one always comes next.
+ * A request is admitted when the free and cached blocks, less those promised to the requests that run, cover
+ * all it may ever need. So a running request never lacks a block, and the oldest waiting one always comes
+ * next.
+ *
+ * An admitted request takes over what is cached of its prompt (n_reused tokens) and goes on behind it.
  *
  * What lies in the cache: the tokens of a request but the newest one, whose key and value are written by the
  * step that computes the next. n_cached counts them; tokens[n_cached …] are what a step has to compute.
@@ -38,6 +41,8 @@ typedef struct paged__request {
 
     int32_t *tokens; /* [n_prompt + max_new] prompt, then what was generated; owned */
     int32_t n_prompt, max_new, n_tokens, n_cached;
+    int32_t n_reused;       /* of n_cached: found, not computed */
+    char *salt;             /* NULL: none; owned */
     int32_t blocks_used;    /* while running and when it ended */
     float *logprobs;        /* [max_new] of generated tokens, or NULL; owned */
     float *prompt_logprobs; /* [n_prompt - 1] or NULL; owned */
@@ -74,6 +79,7 @@ struct paged_engine {
     paged__request **running; /* [max_running] oldest first */
     int32_t n_waiting, n_running;
     uint64_t next_id;
+    uint64_t fingerprint[2]; /* of the model: its names and sizes, not its weights; the cache has one model */
 
     /* the step under construction, sized by the configuration */
     paged__piece *pieces; /* [max_running] */

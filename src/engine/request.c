@@ -4,6 +4,8 @@
 
 #include "engine/engine.h"
 
+enum { SALT_MAX = 1024 }; /* bytes */
+
 void paged_request_init(paged_request *request) {
     *request = (paged_request){.struct_size = sizeof *request, .top_p = 1.0f};
 }
@@ -59,6 +61,7 @@ void paged__request_clear(paged_engine *e, paged__request *r) {
     paged__free(r->prompt_logprobs);
     paged__free(r->prompt_top1);
     paged__free(r->text);
+    paged__free(r->salt);
     r->id = 0; /* first, so that a cancel from elsewhere no longer finds it */
     r->cancel_id = 0;
     r->state = PAGED__FREE;
@@ -67,9 +70,9 @@ void paged__request_clear(paged_engine *e, paged__request *r) {
     r->tokens = NULL;
     r->logprobs = r->prompt_logprobs = NULL;
     r->prompt_top1 = NULL;
-    r->text = NULL;
+    r->text = r->salt = NULL;
     r->text_capacity = 0;
-    r->n_prompt = r->max_new = r->n_tokens = r->n_cached = r->n_read = r->blocks_used = 0;
+    r->n_prompt = r->max_new = r->n_tokens = r->n_cached = r->n_read = r->n_reused = r->blocks_used = 0;
     r->read_to_end = false;
     r->submit_ns = r->start_ns = r->first_ns = r->last_ns = 0;
 }
@@ -85,6 +88,8 @@ static paged_status check_request(const paged_engine *e, const paged_request *q,
                            (double)q->temperature);
     if (!(q->top_p >= 0 && q->top_p <= 1))
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "top_p is %g; it must lie in 0 … 1", (double)q->top_p);
+    if (q->salt && strnlen(q->salt, SALT_MAX + 1) > SALT_MAX)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "the salt has more than %d bytes", SALT_MAX);
     if (q->n_tokens > e->n_ctx)
         return paged__fail(err, PAGED_ERR_TOO_LONG, "the prompt has %d tokens, the context %d", q->n_tokens,
                            e->n_ctx);
@@ -104,7 +109,8 @@ static bool take_memory(paged__request *r, const paged_request *q) {
         r->prompt_logprobs = paged__alloc(n_scores, sizeof *r->prompt_logprobs);
         r->prompt_top1 = paged__alloc(n_scores, sizeof *r->prompt_top1);
     }
-    return r->tokens && (r->logprobs || !q->logprobs) &&
+    if (q->salt) r->salt = paged__alloc(strlen(q->salt) + 1, 1);
+    return r->tokens && (r->salt || !q->salt) && (r->logprobs || !q->logprobs) &&
            ((r->prompt_logprobs && r->prompt_top1) || !q->prompt_logprobs);
 }
 
@@ -140,6 +146,8 @@ paged_status paged_engine_submit(paged_engine *e, const paged_request *request, 
     memcpy(r->tokens, q.tokens, (size_t)q.n_tokens * sizeof *r->tokens);
     r->params = q;
     r->params.tokens = NULL;
+    if (q.salt) memcpy(r->salt, q.salt, strlen(q.salt) + 1);
+    r->params.salt = NULL;
     paged_detok_init(&r->detok, e->tok, q.control_text);
     r->detok.started = true; /* it continues the prompt: a leading space is a space */
     r->submit_ns = paged__now_ns();
@@ -202,7 +210,7 @@ paged_status paged_engine_read(paged_engine *e, uint64_t id, paged_output *out) 
         .finish = r->finish,
         .error = r->error,
         .prompt_tokens = r->n_prompt,
-        .cached_tokens = 0,
+        .cached_tokens = r->n_reused,
         .completion_tokens = n_done,
         .prompt_done = PAGED_MIN(r->n_cached, r->n_prompt),
         .blocks_used = r->blocks_used,

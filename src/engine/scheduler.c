@@ -19,10 +19,30 @@ void paged__drop_cancelled(paged_engine *e) {
     }
 }
 
+/* Takes over what is cached of the prompt. What must be equal besides the tokens: the model, how keys and
+ * values are stored, the caller's salt. */
+static paged_status reuse(paged_engine *e, paged__request *r) {
+    paged_ns_field fields[4];
+    paged_namespace space = {.fields = fields};
+    paged_match match;
+    if (e->config.no_prefix_cache) return PAGED_OK;
+    const int32_t kv[2] = {(int32_t)e->config.kv_type, e->config.kv_plain};
+    fields[space.n_fields++] = (paged_ns_field){PAGED_NS_MODEL, e->fingerprint, sizeof e->fingerprint};
+    if (r->salt) fields[space.n_fields++] = (paged_ns_field){PAGED_NS_SALT, r->salt, strlen(r->salt)};
+    fields[space.n_fields++] = (paged_ns_field){PAGED_NS_KV_TYPE, kv, sizeof kv};
+    /* Whoever wants to see the prompt's logits needs all of it computed. */
+    const int32_t n_tokens = r->params.prompt_logprobs ? 0 : r->n_prompt;
+    paged_status s = paged_seq_match(e->cache, r->seq, &space, r->tokens, n_tokens, &match);
+    if (s) return s;
+    r->n_cached = r->n_reused = match.n_matched;
+    r->blocks_used = blocks_for(e, r->n_cached);
+    return PAGED_OK;
+}
+
 static void admit(paged_engine *e) {
     paged_cache_stats stats;
     paged_cache_get_stats(e->cache, &stats);
-    int64_t free_blocks = stats.n_free;
+    int64_t free_blocks = (int64_t)stats.n_free + stats.n_cached;
     for (int32_t i = 0; i < e->n_running; i++)
         free_blocks -= blocks_at_most(e, e->running[i]) - blocks_for(e, e->running[i]->n_cached);
 
@@ -35,6 +55,8 @@ static void admit(paged_engine *e) {
         e->running[e->n_running++] = r;
         r->state = PAGED__RUNNING;
         r->start_ns = paged__now_ns();
+        r->error = reuse(e, r);
+        if (r->error) paged__request_finish(e, r, PAGED_FINISH_ERROR);
     }
 }
 

@@ -91,6 +91,24 @@ static paged_status size_pool(paged_cache *cache, int64_t *n_blocks_max, paged_e
     return PAGED_OK;
 }
 
+static bool take_index(paged_cache *cache) {
+    size_t n = (size_t)cache->groups[0].n_ids;
+    cache->n_buckets = 1;
+    while (cache->n_buckets < n) cache->n_buckets *= 2;
+    cache->nodes = paged__calloc(n, sizeof *cache->nodes);
+    cache->node_tokens = paged__alloc(n, (size_t)cache->block_size * sizeof *cache->node_tokens);
+    if (cache->n_groups > 1)
+        cache->node_blocks = paged__alloc(n, (size_t)cache->n_groups * sizeof *cache->node_blocks);
+    cache->buckets = paged__alloc(cache->n_buckets, sizeof *cache->buckets);
+    cache->evicted_tags = paged__calloc(cache->n_buckets, sizeof *cache->evicted_tags);
+    cache->first_counts = paged__calloc(cache->n_buckets, sizeof *cache->first_counts);
+    cache->evictable.items = paged__alloc(n, sizeof *cache->evictable.items);
+    cache->pins.items = paged__alloc(n, sizeof *cache->pins.items);
+    return cache->nodes && cache->node_tokens && (cache->node_blocks || cache->n_groups == 1) &&
+           cache->buckets && cache->evicted_tags && cache->first_counts && cache->evictable.items &&
+           cache->pins.items;
+}
+
 static paged_status take_memory(paged_cache *cache, paged_error *err) {
     size_t n_entries = (size_t)cache->max_seqs * (size_t)cache->max_blocks;
     cache->n_granules = (cache->pool_bytes + PAGED__GRANULE - 1) / PAGED__GRANULE;
@@ -106,7 +124,7 @@ static paged_status take_memory(paged_cache *cache, paged_error *err) {
         gr->tables = paged__alloc(n_entries, sizeof *gr->tables);
         complete = gr->blocks && gr->recount && gr->tables;
     }
-    if (complete) return PAGED_OK;
+    if (complete && take_index(cache)) return PAGED_OK;
     return paged__fail(err, PAGED_ERR_NO_MEMORY,
                        "no memory to manage %zu bytes for %d sequences of %d tokens", cache->pool_bytes,
                        cache->max_seqs, cache->max_seq_tokens);
@@ -144,6 +162,8 @@ paged_status paged_cache_create(const paged_cache_config *config, paged_cache **
     cache->pool_bytes = config->pool_bytes;
     cache->max_seqs = config->max_seqs ? config->max_seqs : 64;
     cache->poison = config->poison;
+    cache->event = config->event;
+    cache->event_user = config->event_user;
     set_groups(cache, config);
     status = size_pool(cache, &n_blocks_max, err);
     if (status != PAGED_OK) goto fail;
@@ -162,6 +182,7 @@ paged_status paged_cache_create(const paged_cache_config *config, paged_cache **
     if (status != PAGED_OK) goto fail;
     paged__pool_init(cache);
     paged__seqs_init(cache);
+    paged__prefix_init(cache);
     *out = cache;
     return PAGED_OK;
 fail:
@@ -177,6 +198,15 @@ void paged_cache_free(paged_cache *cache) {
         paged__free(cache->groups[g].recount);
         paged__free(cache->groups[g].tables);
     }
+    paged__spaces_free(cache);
+    paged__free(cache->pins.items);
+    paged__free(cache->evictable.items);
+    paged__free(cache->first_counts);
+    paged__free(cache->evicted_tags);
+    paged__free(cache->buckets);
+    paged__free(cache->node_blocks);
+    paged__free(cache->node_tokens);
+    paged__free(cache->nodes);
     paged__free(cache->seqs);
     paged__free(cache->backed);
     paged__free(cache->free_extents);
@@ -245,8 +275,18 @@ static int64_t count_slots(const paged_cache *cache) {
     return n_slots;
 }
 
+static size_t index_bytes(const paged_cache *cache) {
+    size_t node_bytes = sizeof *cache->nodes + (size_t)cache->block_size * sizeof *cache->node_tokens +
+                        sizeof *cache->evictable.items + sizeof *cache->pins.items;
+    if (cache->node_blocks) node_bytes += (size_t)cache->n_groups * sizeof *cache->node_blocks;
+    return (size_t)cache->groups[0].n_ids * node_bytes +
+           cache->n_buckets *
+               (sizeof *cache->buckets + sizeof *cache->evicted_tags + sizeof *cache->first_counts);
+}
+
 static size_t metadata_bytes(const paged_cache *cache) {
-    size_t bytes = sizeof *cache + cache->n_granules + cache->token_bytes;
+    size_t bytes =
+        sizeof *cache + cache->n_granules + cache->token_bytes + cache->space_bytes + index_bytes(cache);
     bytes += (size_t)cache->n_extents * (sizeof *cache->extents + sizeof *cache->free_extents);
     bytes += (size_t)cache->max_seqs * sizeof *cache->seqs;
     for (int32_t g = 0; g < cache->n_groups; g++) {
@@ -260,6 +300,7 @@ void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out) {
         .n_seqs = cache->n_seqs,
         .max_seqs = cache->max_seqs,
         .block_size = cache->block_size,
+        .n_pins = cache->pins.n,
         .n_tokens = cache->n_tokens,
         .n_slots_used = count_slots(cache),
         .pool_bytes = cache->pool_bytes,
@@ -271,7 +312,13 @@ void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out) {
         .n_frees = cache->n_frees,
         .n_copies = cache->n_copies,
         .n_refused = cache->n_refused,
+        .n_queries = cache->n_queries,
+        .n_query_tokens = cache->n_query_tokens,
+        .n_hit_tokens = cache->n_hit_tokens,
+        .n_stored = cache->n_stored,
+        .n_evicted = cache->n_evicted,
     };
+    memcpy(s.n_misses, cache->n_misses, sizeof s.n_misses);
     size_t block_bytes = 0;
     for (int32_t e = 0; e < cache->n_extents; e++) {
         /* An extent that nobody owns counts as if group 0 did. */
@@ -280,8 +327,11 @@ void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out) {
         s.n_blocks += n_blocks;
         block_bytes += (size_t)n_blocks * cache->groups[owner].block_bytes;
     }
-    for (int32_t g = 0; g < cache->n_groups; g++) s.n_used += cache->groups[g].n_used;
-    s.n_free = s.n_blocks - s.n_used;
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        s.n_used += cache->groups[g].n_used;
+        s.n_cached += cache->groups[g].n_cached;
+    }
+    s.n_free = s.n_blocks - s.n_used - s.n_cached;
     s.waste_bytes = cache->pool_bytes - block_bytes;
     s.table_bytes =
         (size_t)cache->n_groups * (size_t)cache->max_seqs * (size_t)cache->max_blocks * sizeof(int32_t);

@@ -3,12 +3,7 @@
  *
  * It trusts the sizes of the arrays and nothing in them: every index is tested before it is used and every
  * list is walked at most as far as it can be long. Cost: O(blocks + table entries + committed tokens). */
-#include "mem/mem.h"
-
-#define REQUIRE(cond, ...)                                                                                   \
-    do {                                                                                                     \
-        if (!(cond)) return paged__fail(err, PAGED_ERR_CORRUPT, __VA_ARGS__);                                \
-    } while (0)
+#include "mem/check.h"
 
 /* ---- sequences ---- */
 
@@ -132,15 +127,15 @@ static paged_status check_free_list(const paged_cache *cache, int32_t extent, pa
                 "the free list of extent %d leads to block %d of group %d", extent, b, e->owner);
         n_listed++;
     }
-    REQUIRE(e->n_used + n_listed + e->n_blocks - e->n_fresh == e->n_blocks,
-            "extent %d: %d used, %d on the list, %d never taken, %d in all", extent, e->n_used, n_listed,
+    REQUIRE(e->n_taken + n_listed + e->n_blocks - e->n_fresh == e->n_blocks,
+            "extent %d: %d taken, %d on the list, %d never taken, %d in all", extent, e->n_taken, n_listed,
             e->n_blocks - e->n_fresh, e->n_blocks);
     return PAGED_OK;
 }
 
 static paged_status check_extent(const paged_cache *cache, int32_t extent, paged_error *err) {
     const paged__extent *e = &cache->extents[extent];
-    int32_t first, n_blocks, n_used = 0;
+    int32_t first, n_blocks, n_taken = 0;
     if (e->owner == -1) return PAGED_OK;
     REQUIRE(e->owner >= 0 && e->owner < cache->n_groups, "extent %d belongs to group %d", extent, e->owner);
     const paged__group *gr = &cache->groups[e->owner];
@@ -153,10 +148,11 @@ static paged_status check_extent(const paged_cache *cache, int32_t extent, paged
         REQUIRE(b < first + e->n_fresh, "block %d of group %d is in use but was never taken", b, e->owner);
         paged_status status = check_backed(cache, e->owner, b, err);
         if (status != PAGED_OK) return status;
-        n_used++;
+        n_taken++;
     }
-    REQUIRE(n_used == e->n_used && n_used > 0, "extent %d of group %d has %d blocks in use, %d counted",
-            extent, e->owner, n_used, e->n_used);
+    REQUIRE(n_taken == e->n_taken && n_taken > 0,
+            "extent %d of group %d has %d blocks in use or cached, %d counted", extent, e->owner, n_taken,
+            e->n_taken);
     return check_free_list(cache, extent, err);
 }
 
@@ -180,30 +176,36 @@ static paged_status check_free_extents(const paged_cache *cache, paged_error *er
 
 static paged_status check_group(const paged_cache *cache, int32_t g, paged_error *err) {
     const paged__group *gr = &cache->groups[g];
-    int32_t n_used = 0, n_free = 0, n_partial = 0, n_listed = 0, prev = -1;
+    int32_t n_used = 0, n_cached = 0, n_free = 0, n_partial = 0, n_listed = 0, prev = -1;
     for (int32_t b = 0; b < gr->n_ids; b++) {
         const paged__block *block = &gr->blocks[b];
         int32_t extent = paged__extent_of(cache, g, b);
         REQUIRE(block->refs == gr->recount[b].n_refs,
-                "block %d of group %d has %d references, %d table entries name it", b, g, block->refs,
-                gr->recount[b].n_refs);
-        REQUIRE((block->state == PAGED__BLOCK_USED) == (block->refs > 0) && block->state <= PAGED__BLOCK_USED,
-                "block %d of group %d has state %d and %d references", b, g, block->state, block->refs);
-        REQUIRE(block->refs == 0 || (extent < cache->n_extents && cache->extents[extent].owner == g),
+                "block %d of group %d has %d references, %d table entries and pins name it", b, g,
+                block->refs, gr->recount[b].n_refs);
+        bool cached = block->indexed && block->refs == 0;
+        REQUIRE((block->state == PAGED__BLOCK_USED) == (block->refs > 0) &&
+                    (block->state == PAGED__BLOCK_CACHED) == cached && block->state <= PAGED__BLOCK_CACHED,
+                "block %d of group %d has state %d and %d references, indexed: %d", b, g, block->state,
+                block->refs, block->indexed);
+        REQUIRE(block->state == PAGED__BLOCK_FREE ||
+                    (extent < cache->n_extents && cache->extents[extent].owner == g),
                 "block %d of group %d is in use in an extent of another", b, g);
         n_used += block->refs > 0;
+        n_cached += cached;
     }
     for (int32_t i = 0; i < cache->n_extents; i++) {
         const paged__extent *e = &cache->extents[i];
         if (e->owner != g) continue;
-        n_free += e->n_blocks - e->n_used;
-        n_partial += e->n_used < e->n_blocks;
+        n_free += e->n_blocks - e->n_taken;
+        n_partial += e->n_taken < e->n_blocks;
     }
-    REQUIRE(n_used == gr->n_used && n_free == gr->n_free, "group %d: %d used and %d free, %d and %d counted",
-            g, n_used, n_free, gr->n_used, gr->n_free);
+    REQUIRE(n_used == gr->n_used && n_cached == gr->n_cached && n_free == gr->n_free,
+            "group %d: %d used, %d cached and %d free, %d, %d and %d counted", g, n_used, n_cached, n_free,
+            gr->n_used, gr->n_cached, gr->n_free);
     for (int32_t i = gr->partial; i >= 0; i = cache->extents[i].next) {
         REQUIRE(i < cache->n_extents && n_listed < n_partial && cache->extents[i].owner == g &&
-                    cache->extents[i].prev == prev && cache->extents[i].n_used < cache->extents[i].n_blocks,
+                    cache->extents[i].prev == prev && cache->extents[i].n_taken < cache->extents[i].n_blocks,
                 "the list of group %d's extents with free blocks leads to extent %d", g, i);
         prev = i;
         n_listed++;
@@ -228,11 +230,12 @@ static paged_status check_bytes(const paged_cache *cache, paged_error *err) {
             "%zu bytes used, %zu backed, pool %zu", used_bytes, backed_bytes, cache->pool_bytes);
     REQUIRE(cache->n_allocs >= cache->n_frees, "%llu blocks taken, %llu given back",
             (unsigned long long)cache->n_allocs, (unsigned long long)cache->n_frees);
-    uint64_t n_used = 0;
-    for (int32_t g = 0; g < cache->n_groups; g++) n_used += (uint64_t)cache->groups[g].n_used;
-    REQUIRE(cache->n_allocs - cache->n_frees == n_used, "%llu blocks taken, %llu given back, %llu in use",
-            (unsigned long long)cache->n_allocs, (unsigned long long)cache->n_frees,
-            (unsigned long long)n_used);
+    uint64_t n_taken = 0;
+    for (int32_t g = 0; g < cache->n_groups; g++)
+        n_taken += (uint64_t)(cache->groups[g].n_used + cache->groups[g].n_cached);
+    REQUIRE(cache->n_allocs - cache->n_frees == n_taken,
+            "%llu blocks taken, %llu given back, %llu in use or cached", (unsigned long long)cache->n_allocs,
+            (unsigned long long)cache->n_frees, (unsigned long long)n_taken);
     return PAGED_OK;
 }
 
@@ -242,10 +245,12 @@ static paged_status check_all(const paged_cache *cache, paged_error *err) {
         for (int32_t row = 0; row < cache->max_seqs && status == PAGED_OK; row++)
             status = check_table(cache, g, row, err);
     }
+    if (status == PAGED_OK) status = paged__check_pins(cache, err);
     for (int32_t e = 0; e < cache->n_extents && status == PAGED_OK; e++) status = check_extent(cache, e, err);
     for (int32_t g = 0; g < cache->n_groups && status == PAGED_OK; g++) status = check_group(cache, g, err);
     if (status == PAGED_OK) status = check_free_extents(cache, err);
     if (status == PAGED_OK) status = check_bytes(cache, err);
+    if (status == PAGED_OK) status = paged__check_prefix(cache, err);
     return status;
 }
 

@@ -18,9 +18,19 @@
  * nobody otherwise, so every byte of the pool is within reach of every group; only blocks that lie whole in
  * the extent are used. See paged__extent_bytes().
  *
- * Invariants (check.c proves them):
- *  - a block is free (refs 0, exactly once on its extent's list or fresh) or in use (refs = table entries
- *    that name it);
+ *   nodes[b]      index entry of block b of group 0 and the blocks of the other groups at the same place
+ *   space ─ children ─> node ⇄ node            the children of a parent, a tree ordered by their tokens
+ *                         └─ children ─> …     the block after it; only full nodes have children
+ *   buckets       hash of all tokens up to the end of a full node ─> node ─> hash_next …
+ *   evictable     heap of the leaves without references, the least wanted on top; pins: heap by end
+ *
+ * Invariants (check.c, check_prefix.c prove them):
+ *  - a block is free (refs 0, exactly once on its extent's list or fresh), cached (refs 0, indexed) or in use
+ *    (refs = table entries and pins that name it);
+ *  - every full block of a sequence with a namespace is a node whose parent is the block before it, so a node
+ *    in use has parents in use, and what has no references can be evicted, leaf by leaf;
+ *  - a node's tokens never change; a partly filled block that is indexed is copied before it is written;
+ *  - no two children of a parent have the same tokens; the blocks of a node have equal references;
  *  - an extent has an owner <=> it has blocks in use; it is on its owner's partial list <=> it has free ones
  *    besides;
  *  - a row has ceil((len + reserved) / block_size) entries, the same number in all groups, and -1 behind
@@ -49,24 +59,29 @@ enum {
 };
 
 /* A transfer or a pin is a reference, not a state. */
-typedef enum paged__block_state { PAGED__BLOCK_FREE = 0, PAGED__BLOCK_USED = 1 } paged__block_state;
+typedef enum paged__block_state {
+    PAGED__BLOCK_FREE = 0,
+    PAGED__BLOCK_USED = 1,
+    PAGED__BLOCK_CACHED = 2
+} paged__block_state;
 
 typedef struct paged__block {
     int32_t refs;
     int32_t next_free; /* on the free list of its extent; -1: last */
     uint8_t state;     /* paged__block_state */
+    bool indexed;      /* belongs to a node */
 } paged__block;
 
 typedef struct paged__extent {
-    int32_t owner;           /* group; -1: none, then nothing else here counts */
-    int32_t first, n_blocks; /* ids of the owner */
-    int32_t n_used, n_fresh, free_head;
-    int32_t prev, next; /* partial list of the owner; -1: end */
+    int32_t owner;                       /* group; -1: none, then nothing else here counts */
+    int32_t first, n_blocks;             /* ids of the owner */
+    int32_t n_taken, n_fresh, free_head; /* taken: in use or cached */
+    int32_t prev, next;                  /* partial list of the owner; -1: end */
 } paged__extent;
 
 /* Working space of stats and check; zero between calls. */
 typedef struct paged__recount {
-    int32_t n_refs;    /* table entries that name the block; in stats: its committed tokens */
+    int32_t n_refs;    /* table entries and pins that name the block; in stats: its committed tokens */
     int32_t last_row;  /* row that named it last, + 1 */
     int32_t last_idx;  /* and where */
     int32_t n_writers; /* sequences with a reservation in it */
@@ -76,17 +91,46 @@ typedef struct paged__group {
     paged_group_config config;
     size_t block_bytes, k_bytes, v_bytes; /* k, v: of one layer of a block */
     int32_t n_ids;                        /* ids lie in [0, n_ids) */
-    int32_t n_used, n_free;               /* blocks of the extents it owns */
+    int32_t n_used, n_cached, n_free;     /* blocks of the extents it owns */
     int32_t partial;                      /* first extent with a free block; -1: none */
     paged__block *blocks;                 /* [n_ids] */
     paged__recount *recount;              /* [n_ids] */
     int32_t *tables;                      /* [max_seqs, max_blocks] */
 } paged__group;
 
+typedef struct paged__node {
+    uint64_t hash[2];    /* full nodes: of the parent's hash and the tokens */
+    uint64_t tick;       /* of the last use */
+    uint64_t until;      /* end of the pin; 0: none */
+    int32_t parent;      /* node; -2 - s: first block in namespace s */
+    int32_t n_tokens;    /* block_size: full; less: a sealed tail; 0: the block is not indexed */
+    int32_t children;    /* root of their tree; -1: a leaf */
+    int32_t left, right; /* among its siblings; -1: none */
+    int32_t hash_next;   /* in its bucket; -1: last */
+    int32_t heap_pos;    /* in cache->pins if it is pinned, else in cache->evictable; -1: in none */
+    uint8_t priority;
+} paged__node;
+
+/* Lives as long as a sequence or a node is in it. */
+typedef struct paged__space {
+    uint64_t hash[2];
+    uint8_t *bytes; /* [n_bytes] kind, length, data of each field; owned */
+    size_t n_bytes;
+    int32_t n_refs;   /* sequences and first nodes; 0: free */
+    int32_t next;     /* in its bucket, or on the free list; -1: last */
+    int32_t children; /* as of a node */
+} paged__space;
+
+typedef struct paged__heap {
+    int32_t *items; /* [n] nodes; the parent of i is (i - 1) / 2 */
+    int32_t n;
+} paged__heap;
+
 typedef struct paged__seq {
     uint64_t tag; /* salt of the cache + generation, 44 bits */
     bool live;
     int32_t len, reserved, n_entries;
+    int32_t space;     /* namespace; -1: shares nothing */
     int32_t next_free; /* row; -1: last */
     int32_t tokens_capacity;
     int32_t *tokens; /* [tokens_capacity], [len] of them committed; NULL while the capacity is 0 */
@@ -112,6 +156,25 @@ struct paged_cache {
     int64_t n_tokens;
     size_t token_bytes; /* of all tokens arrays */
     uint64_t n_allocs, n_frees, n_copies, n_refused;
+    /* prefix.c, lru.c: one node a block of group 0 */
+    paged__node *nodes;     /* [groups[0].n_ids] */
+    int32_t *node_tokens;   /* [n_ids, block_size] */
+    int32_t *node_blocks;   /* [n_ids, n_groups]; NULL with one group */
+    int32_t *buckets;       /* [n_buckets] a power of two */
+    uint32_t *evicted_tags; /* [n_buckets] hash of the full node that was evicted last from this bucket */
+    uint32_t *first_counts; /* [n_buckets] full first nodes of any namespace, by their tokens */
+    size_t n_buckets;
+    uint64_t hash_mask; /* all ones; tests cut the hash */
+    paged__heap evictable, pins;
+    uint64_t tick, now;
+    paged_event_fn event;
+    void *event_user;
+    uint64_t n_queries, n_query_tokens, n_hit_tokens, n_stored, n_evicted, n_misses[PAGED_MISS_KINDS];
+    /* space.c */
+    paged__space *spaces;   /* [n_spaces_max] */
+    int32_t *space_buckets; /* [n_spaces_max] a power of two */
+    int32_t n_spaces_max, free_space;
+    size_t space_bytes; /* of both arrays and all bytes */
 };
 
 /* ---- size.c ---- */
@@ -152,10 +215,14 @@ bool paged__pool_can_take(const paged_cache *cache, const int32_t *need /* [n_gr
  * what fails here is the arena, and then nothing has changed. */
 paged_status paged__block_take(paged_cache *cache, int32_t group, int32_t *block);
 
+/* Of a block in use or cached; a cached one is in use then. */
 void paged__block_ref(paged_cache *cache, int32_t group, int32_t block);
 
-/* Drops a reference; true if it was the last one and the block is free now. */
+/* Drops a reference; true if it was the last one and the block is free now. An indexed one stays, cached. */
 bool paged__block_unref(paged_cache *cache, int32_t group, int32_t block);
+
+/* Frees a cached block, which is not indexed any more. */
+void paged__block_drop(paged_cache *cache, int32_t group, int32_t block);
 
 /* For tests: from now on blocks are taken in an order that the seed decides, so that physical placement is
  * random. */
@@ -165,6 +232,84 @@ void paged__cache_shuffle(paged_cache *cache, uint64_t seed);
 
 /* Puts all rows on the list of free ones and fills the tables with -1. */
 void paged__seqs_init(paged_cache *cache);
+
+paged__seq *paged__seq_find(const paged_cache *cache, paged_seq handle);                   /* NULL: stale */
+int32_t *paged__seq_table(const paged_cache *cache, int32_t group, const paged__seq *seq); /* [max_blocks] */
+
+/* Room for n_tokens tokens, grown by half, so that the cost of a token stays constant. *tokens stays NULL if
+ * there is enough. paged__seq_set_tokens() puts it in place. */
+paged_status paged__seq_grow_tokens(const paged_cache *cache, const paged__seq *seq, int32_t n_tokens,
+                                    int32_t **tokens, int32_t *capacity);
+void paged__seq_set_tokens(paged_cache *cache, paged__seq *seq, int32_t *tokens, int32_t capacity);
+
+/* ---- space.c ---- */
+
+/* Finds or makes a namespace and takes a reference. Errors: INVALID_ARG, NO_MEMORY. */
+paged_status paged__space_open(paged_cache *cache, const paged_namespace *names, int32_t *space);
+void paged__space_unref(paged_cache *cache, int32_t space);
+void paged__spaces_free(paged_cache *cache);
+
+/* ---- lru.c ---- */
+
+/* The reference count of a node went from or to 0; called with the block of group 0. */
+void paged__node_used(paged_cache *cache, int32_t node);
+void paged__node_released(paged_cache *cache, int32_t node);
+
+/* After a change of children or key: puts an unpinned node into its place among the evictable ones, or out.
+ * */
+void paged__node_settle(paged_cache *cache, int32_t node);
+
+/* True if evicting all that can be evicted would make room for so many blocks. Exact with one group; with
+ * several it may say yes too often, since extents go from group to group as wholes only. */
+bool paged__room_possible(const paged_cache *cache, const int32_t *need /* [n_groups] */);
+
+/* Evicts until so many blocks of each group can be taken together; false: not possible. */
+bool paged__make_room(paged_cache *cache, const int32_t *need /* [n_groups] */);
+
+/* Which of two nodes of a heap comes first. */
+bool paged__heap_before(const paged_cache *cache, const paged__heap *heap, int32_t a, int32_t b);
+
+/* ---- prefix.c ---- */
+
+/* Empties the index. The arrays exist. */
+void paged__prefix_init(paged_cache *cache);
+
+/* The longest common beginning of tokens with a child of the parent; its length in *n_common, 0 and -1:
+ * none. */
+int32_t paged__prefix_best(const paged_cache *cache, int32_t parent, const int32_t *tokens, int32_t n_tokens,
+                           int32_t *n_common);
+
+/* The node of a full block of these tokens after parent; -1: none. Its hash in any case. */
+int32_t paged__prefix_find(const paged_cache *cache, int32_t parent, const int32_t *tokens, uint64_t hash[2]);
+
+/* Indexes the blocks of a sequence that became full beyond first_len; blocks that exist already are
+ * replaced by the cached ones. */
+void paged__prefix_commit(paged_cache *cache, paged__seq *seq, int32_t first_len);
+
+/* Indexes the partly filled last block of a sequence that is about to leave. */
+void paged__prefix_seal(paged_cache *cache, const paged__seq *seq);
+
+/* Takes a leaf without references and pins out of the index and frees its blocks. */
+void paged__prefix_remove(paged_cache *cache, int32_t node);
+
+/* Bucket of the first block's tokens in first_counts. */
+size_t paged__prefix_first(const paged_cache *cache, const int32_t *tokens);
+
+static inline int32_t paged__node_block(const paged_cache *cache, int32_t node, int32_t group) {
+    return group == 0 ? node : cache->node_blocks[(int64_t)node * cache->n_groups + group];
+}
+static inline const int32_t *paged__node_tokens(const paged_cache *cache, int32_t node) {
+    return cache->node_tokens + (int64_t)node * cache->block_size;
+}
+
+/* For tests: keeps only these bits of a hash, so that collisions are certain. Before the first match. */
+void paged__cache_cut_hash(paged_cache *cache, uint64_t mask);
+
+/* ---- check_prefix.c ---- */
+
+/* Counts the references of pins into recount; then the index against blocks, tables and heaps. */
+paged_status paged__check_pins(const paged_cache *cache, paged_error *err);
+paged_status paged__check_prefix(const paged_cache *cache, paged_error *err);
 
 static inline int32_t paged__ceil_div(int64_t a, int32_t b) {
     return (int32_t)((a + b - 1) / b);

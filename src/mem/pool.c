@@ -128,16 +128,20 @@ static void give_block(paged_cache *cache, int32_t group, int32_t block) {
     int32_t extent = paged__extent_of(cache, group, block);
     paged__extent *e = &cache->extents[extent];
     paged__block *b = &gr->blocks[block];
-    PAGED_ASSERT(e->owner == group && b->state == PAGED__BLOCK_USED && b->refs == 0);
-    if (e->n_used == e->n_blocks) link_partial(cache, extent);
+    PAGED_ASSERT(e->owner == group && b->state != PAGED__BLOCK_FREE && b->refs == 0 && !b->indexed);
+    if (e->n_taken == e->n_blocks) link_partial(cache, extent);
+    if (b->state == PAGED__BLOCK_USED) {
+        gr->n_used--;
+        cache->used_bytes -= gr->block_bytes;
+    } else {
+        gr->n_cached--;
+    }
     b->state = PAGED__BLOCK_FREE;
     b->next_free = e->free_head; /* LIFO: the block freed last is still in cache */
     e->free_head = block;
-    e->n_used--;
-    gr->n_used--;
+    e->n_taken--;
     gr->n_free++;
-    cache->used_bytes -= gr->block_bytes;
-    if (e->n_used == 0) {
+    if (e->n_taken == 0) {
         unlink_partial(cache, extent);
         gr->n_free -= e->n_blocks;
         e->owner = -1;
@@ -158,11 +162,11 @@ paged_status paged__block_take(paged_cache *cache, int32_t group, int32_t *block
     }
     PAGED_ASSERT(gr->blocks[taken].state == PAGED__BLOCK_FREE && gr->blocks[taken].refs == 0);
     gr->blocks[taken].state = PAGED__BLOCK_USED;
-    e->n_used++;
+    e->n_taken++;
     gr->n_used++;
     gr->n_free--;
     cache->used_bytes += gr->block_bytes;
-    if (e->n_used == e->n_blocks) unlink_partial(cache, extent);
+    if (e->n_taken == e->n_blocks) unlink_partial(cache, extent);
     paged_status status = back_block(cache, group, taken);
     if (status != PAGED_OK) {
         give_block(cache, group, taken);
@@ -174,18 +178,46 @@ paged_status paged__block_take(paged_cache *cache, int32_t group, int32_t *block
     return PAGED_OK;
 }
 
+/* Between in use and cached; the extent does not notice. */
+static void set_state(paged_cache *cache, int32_t group, int32_t block, paged__block_state state) {
+    paged__group *gr = &cache->groups[group];
+    int32_t step = state == PAGED__BLOCK_USED ? 1 : -1;
+    gr->blocks[block].state = (uint8_t)state;
+    gr->n_used += step;
+    gr->n_cached -= step;
+    if (step > 0)
+        cache->used_bytes += gr->block_bytes;
+    else
+        cache->used_bytes -= gr->block_bytes;
+}
+
 void paged__block_ref(paged_cache *cache, int32_t group, int32_t block) {
-    PAGED_ASSERT(cache->groups[group].blocks[block].refs > 0);
-    cache->groups[group].blocks[block].refs++;
+    paged__block *b = &cache->groups[group].blocks[block];
+    PAGED_ASSERT(b->state != PAGED__BLOCK_FREE);
+    if (b->refs++ > 0) return;
+    set_state(cache, group, block, PAGED__BLOCK_USED);
+    if (group == 0) paged__node_used(cache, block);
 }
 
 bool paged__block_unref(paged_cache *cache, int32_t group, int32_t block) {
     paged__block *b = &cache->groups[group].blocks[block];
     PAGED_ASSERT(b->refs > 0);
     if (--b->refs > 0) return false;
+    if (b->indexed) {
+        set_state(cache, group, block, PAGED__BLOCK_CACHED);
+        if (group == 0) paged__node_released(cache, block);
+        return false;
+    }
     poison_block(cache, group, block);
     give_block(cache, group, block);
     return true;
+}
+
+void paged__block_drop(paged_cache *cache, int32_t group, int32_t block) {
+    PAGED_ASSERT(cache->groups[group].blocks[block].state == PAGED__BLOCK_CACHED);
+    poison_block(cache, group, block);
+    give_block(cache, group, block);
+    cache->n_frees++;
 }
 
 void paged__cache_shuffle(paged_cache *cache, uint64_t seed) {

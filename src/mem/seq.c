@@ -7,7 +7,7 @@
 
 static const uint64_t tag_mask = (1ull << (64 - PAGED__SEQ_BITS)) - 1;
 
-static paged__seq *find(const paged_cache *cache, paged_seq handle) {
+paged__seq *paged__seq_find(const paged_cache *cache, paged_seq handle) {
     if (!cache) return NULL;
     uint64_t row = handle & (PAGED__MAX_SEQS - 1);
     if (row >= (uint64_t)cache->max_seqs) return NULL;
@@ -19,8 +19,7 @@ static int32_t row_of(const paged_cache *cache, const paged__seq *seq) {
     return (int32_t)(seq - cache->seqs);
 }
 
-/* [max_blocks] */
-static int32_t *table_of(const paged_cache *cache, int32_t group, const paged__seq *seq) {
+int32_t *paged__seq_table(const paged_cache *cache, int32_t group, const paged__seq *seq) {
     return cache->groups[group].tables + (int64_t)row_of(cache, seq) * cache->max_blocks;
 }
 
@@ -29,7 +28,8 @@ void paged__seqs_init(paged_cache *cache) {
      * as a stale one. */
     uint64_t salt = paged__mix((uint64_t)(uintptr_t)cache ^ paged__mix(paged__now_ns())) & tag_mask;
     for (int32_t i = 0; i < cache->max_seqs; i++) {
-        cache->seqs[i] = (paged__seq){.tag = salt, .next_free = i + 1 < cache->max_seqs ? i + 1 : -1};
+        cache->seqs[i] =
+            (paged__seq){.tag = salt, .space = -1, .next_free = i + 1 < cache->max_seqs ? i + 1 : -1};
     }
     cache->free_seq = 0;
     for (int32_t g = 0; g < cache->n_groups; g++) {
@@ -45,7 +45,8 @@ static paged__seq *open_row(paged_cache *cache, paged_seq *out) {
     uint64_t tag = (seq->tag + 1) & tag_mask;
     cache->free_seq = seq->next_free;
     cache->n_seqs++;
-    *seq = (paged__seq){.tag = tag ? tag : 1, .live = true, .next_free = -1}; /* handle 0 is never valid */
+    *seq = (paged__seq){
+        .tag = tag ? tag : 1, .live = true, .space = -1, .next_free = -1}; /* handle 0 is never valid */
     *out = seq->tag << PAGED__SEQ_BITS | (uint64_t)row;
     return seq;
 }
@@ -60,7 +61,7 @@ paged_status paged_seq_create(paged_cache *cache, paged_seq *out) {
 /* Drops the entries from n_entries on, last first, so that the next one to be taken is the first of them. */
 static void drop_entries(paged_cache *cache, paged__seq *seq, int32_t n_entries) {
     for (int32_t g = 0; g < cache->n_groups; g++) {
-        int32_t *table = table_of(cache, g, seq);
+        int32_t *table = paged__seq_table(cache, g, seq);
         for (int32_t i = seq->n_entries - 1; i >= n_entries; i--) {
             cache->n_frees += paged__block_unref(cache, g, table[i]);
             table[i] = -1;
@@ -70,13 +71,15 @@ static void drop_entries(paged_cache *cache, paged__seq *seq, int32_t n_entries)
 }
 
 paged_status paged_seq_free(paged_cache *cache, paged_seq handle) {
-    paged__seq *seq = find(cache, handle);
+    paged__seq *seq = paged__seq_find(cache, handle);
     if (!seq) return PAGED_ERR_STALE;
+    if (seq->space >= 0) paged__prefix_seal(cache, seq);
     drop_entries(cache, seq, 0);
+    if (seq->space >= 0) paged__space_unref(cache, seq->space);
     cache->n_tokens -= seq->len;
     cache->token_bytes -= (size_t)seq->tokens_capacity * sizeof *seq->tokens;
     paged__free(seq->tokens);
-    *seq = (paged__seq){.tag = seq->tag, .next_free = cache->free_seq};
+    *seq = (paged__seq){.tag = seq->tag, .space = -1, .next_free = cache->free_seq};
     cache->free_seq = row_of(cache, seq);
     cache->n_seqs--;
     return PAGED_OK;
@@ -88,7 +91,8 @@ paged_status paged_seq_free(paged_cache *cache, paged_seq handle) {
 typedef struct change {
     int32_t want;      /* entries afterwards */
     int32_t n_entries; /* blocks to take for new entries */
-    int32_t copy_idx;  /* entry that is shared and will be written, so that it needs a copy; -1: none */
+    int32_t copy_idx;  /* entry that is shared or indexed and will be written, so that it needs a copy; -1:
+                        * none */
 } change;
 
 static change plan_change(const paged_cache *cache, const paged__seq *seq, int32_t group, int32_t n_tokens) {
@@ -98,7 +102,8 @@ static change plan_change(const paged_cache *cache, const paged__seq *seq, int32
     c.n_entries = PAGED_MAX(c.want - seq->n_entries, 0);
     if (n_tokens > 0 && seq->len % cache->block_size != 0) {
         int32_t idx = seq->len / cache->block_size;
-        if (cache->groups[group].blocks[table_of(cache, group, seq)[idx]].refs > 1) c.copy_idx = idx;
+        const paged__block *block = &cache->groups[group].blocks[paged__seq_table(cache, group, seq)[idx]];
+        if (block->refs > 1 || block->indexed) c.copy_idx = idx;
     }
     return c;
 }
@@ -107,10 +112,8 @@ static int32_t n_taken_by(change c) {
     return c.n_entries + (c.copy_idx >= 0);
 }
 
-/* Room for n_tokens tokens, grown by half, so that the cost of a token stays constant. *tokens stays NULL
- * if there is enough. */
-static paged_status grow_tokens(const paged_cache *cache, const paged__seq *seq, int32_t n_tokens,
-                                int32_t **tokens, int32_t *capacity) {
+paged_status paged__seq_grow_tokens(const paged_cache *cache, const paged__seq *seq, int32_t n_tokens,
+                                    int32_t **tokens, int32_t *capacity) {
     *tokens = NULL;
     *capacity = seq->tokens_capacity;
     if (n_tokens <= seq->tokens_capacity) return PAGED_OK;
@@ -122,7 +125,7 @@ static paged_status grow_tokens(const paged_cache *cache, const paged__seq *seq,
     return PAGED_OK;
 }
 
-static void set_tokens(paged_cache *cache, paged__seq *seq, int32_t *tokens, int32_t capacity) {
+void paged__seq_set_tokens(paged_cache *cache, paged__seq *seq, int32_t *tokens, int32_t capacity) {
     if (!tokens) return;
     cache->token_bytes += (size_t)(capacity - seq->tokens_capacity) * sizeof *tokens;
     paged__free(seq->tokens);
@@ -133,7 +136,7 @@ static void set_tokens(paged_cache *cache, paged__seq *seq, int32_t *tokens, int
 /* Gives back what take_blocks() took: n_entries entries and, if it is not -1, the copy. */
 static void untake_blocks(paged_cache *cache, const paged__seq *seq, int32_t group, int32_t n_entries,
                           int32_t copy) {
-    int32_t *table = table_of(cache, group, seq);
+    int32_t *table = paged__seq_table(cache, group, seq);
     for (int32_t i = seq->n_entries + n_entries - 1; i >= seq->n_entries; i--) {
         paged__block_unref(cache, group, table[i]);
         table[i] = -1;
@@ -145,7 +148,7 @@ static void untake_blocks(paged_cache *cache, const paged__seq *seq, int32_t gro
  * comes out in *copy. */
 static paged_status take_blocks(paged_cache *cache, const paged__seq *seq, int32_t group, change c,
                                 int32_t *copy) {
-    int32_t *table = table_of(cache, group, seq), n_entries = 0;
+    int32_t *table = paged__seq_table(cache, group, seq), n_entries = 0;
     size_t block_bytes = cache->groups[group].block_bytes;
     paged_status status = PAGED_OK;
     *copy = -1;
@@ -165,7 +168,7 @@ static paged_status take_blocks(paged_cache *cache, const paged__seq *seq, int32
 
 /* Makes a change whose blocks are taken. Cannot fail. */
 static void apply_change(paged_cache *cache, const paged__seq *seq, int32_t group, change c, int32_t copy) {
-    int32_t *table = table_of(cache, group, seq);
+    int32_t *table = paged__seq_table(cache, group, seq);
     cache->n_allocs += (uint64_t)n_taken_by(c);
     if (copy >= 0) {
         cache->n_frees += paged__block_unref(cache, group, table[c.copy_idx]);
@@ -179,7 +182,7 @@ static void apply_change(paged_cache *cache, const paged__seq *seq, int32_t grou
 }
 
 paged_status paged_seq_reserve(paged_cache *cache, paged_seq handle, int32_t n_tokens) {
-    paged__seq *seq = find(cache, handle);
+    paged__seq *seq = paged__seq_find(cache, handle);
     change changes[PAGED_GROUPS_MAX];
     int32_t need[PAGED_GROUPS_MAX], copies[PAGED_GROUPS_MAX], *tokens, capacity, g;
     if (!seq) return PAGED_ERR_STALE;
@@ -189,12 +192,17 @@ paged_status paged_seq_reserve(paged_cache *cache, paged_seq handle, int32_t n_t
         changes[g] = plan_change(cache, seq, g, n_tokens);
         need[g] = n_taken_by(changes[g]);
     }
-    if (!paged__pool_can_take(cache, need)) {
+    if (!paged__room_possible(cache, need)) {
         cache->n_refused++;
         return PAGED_ERR_NO_BLOCKS;
     }
-    paged_status status = grow_tokens(cache, seq, seq->len + n_tokens, &tokens, &capacity);
+    paged_status status = paged__seq_grow_tokens(cache, seq, seq->len + n_tokens, &tokens, &capacity);
     if (status != PAGED_OK) return status;
+    if (!paged__make_room(cache, need)) {
+        paged__free(tokens);
+        cache->n_refused++;
+        return PAGED_ERR_NO_BLOCKS;
+    }
     for (g = 0; g < cache->n_groups && status == PAGED_OK; g++) {
         status = take_blocks(cache, seq, g, changes[g], &copies[g]);
     }
@@ -205,14 +213,14 @@ paged_status paged_seq_reserve(paged_cache *cache, paged_seq handle, int32_t n_t
         return status;
     }
     for (g = 0; g < cache->n_groups; g++) apply_change(cache, seq, g, changes[g], copies[g]);
-    set_tokens(cache, seq, tokens, capacity);
+    paged__seq_set_tokens(cache, seq, tokens, capacity);
     seq->n_entries = changes[0].want;
     seq->reserved = n_tokens;
     return PAGED_OK;
 }
 
 int32_t paged_seq_blocks_needed(const paged_cache *cache, paged_seq handle, int32_t group, int32_t n_tokens) {
-    const paged__seq *seq = find(cache, handle);
+    const paged__seq *seq = paged__seq_find(cache, handle);
     if (!seq || group < 0 || group >= cache->n_groups || n_tokens < 0) return -1;
     return n_taken_by(plan_change(cache, seq, group, n_tokens));
 }
@@ -221,12 +229,12 @@ int32_t paged_seq_blocks_needed(const paged_cache *cache, paged_seq handle, int3
 
 paged_status paged_seq_slots(const paged_cache *cache, paged_seq handle, int32_t group, int32_t first,
                              int32_t n, int64_t *slots) {
-    const paged__seq *seq = find(cache, handle);
+    const paged__seq *seq = paged__seq_find(cache, handle);
     if (!seq) return PAGED_ERR_STALE;
     if (group < 0 || group >= cache->n_groups || first < 0 || n < 0 || (n > 0 && !slots) ||
         (int64_t)first + n > (int64_t)seq->len + seq->reserved)
         return PAGED_ERR_INVALID_ARG;
-    const int32_t *table = table_of(cache, group, seq);
+    const int32_t *table = paged__seq_table(cache, group, seq);
     for (int32_t i = 0; i < n; i++) {
         int32_t pos = first + i;
         slots[i] = (int64_t)table[pos / cache->block_size] * cache->block_size + pos % cache->block_size;
@@ -235,18 +243,19 @@ paged_status paged_seq_slots(const paged_cache *cache, paged_seq handle, int32_t
 }
 
 paged_status paged_seq_commit(paged_cache *cache, paged_seq handle, const int32_t *tokens, int32_t n_tokens) {
-    paged__seq *seq = find(cache, handle);
+    paged__seq *seq = paged__seq_find(cache, handle);
     if (!seq) return PAGED_ERR_STALE;
     if (n_tokens < 0 || n_tokens > seq->reserved || (n_tokens > 0 && !tokens)) return PAGED_ERR_INVALID_ARG;
     if (n_tokens > 0) memcpy(seq->tokens + seq->len, tokens, (size_t)n_tokens * sizeof *tokens);
     seq->len += n_tokens;
     seq->reserved -= n_tokens;
     cache->n_tokens += n_tokens;
+    if (seq->space >= 0) paged__prefix_commit(cache, seq, seq->len - n_tokens);
     return PAGED_OK;
 }
 
 paged_status paged_seq_truncate(paged_cache *cache, paged_seq handle, int32_t n_tokens) {
-    paged__seq *seq = find(cache, handle);
+    paged__seq *seq = paged__seq_find(cache, handle);
     if (!seq) return PAGED_ERR_STALE;
     if (n_tokens < 0 || n_tokens > seq->len) return PAGED_ERR_INVALID_ARG;
     drop_entries(cache, seq, paged__ceil_div(n_tokens, cache->block_size));
@@ -257,7 +266,7 @@ paged_status paged_seq_truncate(paged_cache *cache, paged_seq handle, int32_t n_
 }
 
 paged_status paged_seq_fork(paged_cache *cache, paged_seq parent_handle, paged_seq *out) {
-    const paged__seq *parent = find(cache, parent_handle);
+    const paged__seq *parent = paged__seq_find(cache, parent_handle);
     if (!parent) return PAGED_ERR_STALE;
     if (!out) return PAGED_ERR_INVALID_ARG;
     if (cache->free_seq < 0) return PAGED_ERR_NO_SEQS;
@@ -268,13 +277,15 @@ paged_status paged_seq_fork(paged_cache *cache, paged_seq parent_handle, paged_s
         memcpy(tokens, parent->tokens, (size_t)parent->len * sizeof *tokens);
     }
     paged__seq *child = open_row(cache, out);
-    set_tokens(cache, child, tokens, parent->len);
+    paged__seq_set_tokens(cache, child, tokens, parent->len);
     child->len = parent->len;
     child->n_entries = n_entries;
+    child->space = parent->space;
+    if (child->space >= 0) cache->spaces[child->space].n_refs++;
     cache->n_tokens += child->len;
     for (int32_t g = 0; g < cache->n_groups; g++) {
-        const int32_t *from = table_of(cache, g, parent);
-        int32_t *to = table_of(cache, g, child);
+        const int32_t *from = paged__seq_table(cache, g, parent);
+        int32_t *to = paged__seq_table(cache, g, child);
         for (int32_t i = 0; i < n_entries; i++) {
             paged__block_ref(cache, g, from[i]);
             to[i] = from[i];
@@ -284,23 +295,23 @@ paged_status paged_seq_fork(paged_cache *cache, paged_seq parent_handle, paged_s
 }
 
 int32_t paged_seq_len(const paged_cache *cache, paged_seq handle) {
-    const paged__seq *seq = find(cache, handle);
+    const paged__seq *seq = paged__seq_find(cache, handle);
     return seq ? seq->len : -1;
 }
 
 int32_t paged_seq_reserved(const paged_cache *cache, paged_seq handle) {
-    const paged__seq *seq = find(cache, handle);
+    const paged__seq *seq = paged__seq_find(cache, handle);
     return seq ? seq->reserved : -1;
 }
 
 const int32_t *paged_seq_tokens(const paged_cache *cache, paged_seq handle) {
     static const int32_t none[1] = {0};
-    const paged__seq *seq = find(cache, handle);
+    const paged__seq *seq = paged__seq_find(cache, handle);
     if (!seq) return NULL;
     return seq->tokens ? seq->tokens : none; /* NULL means stale */
 }
 
 int32_t paged_seq_row(const paged_cache *cache, paged_seq handle) {
-    const paged__seq *seq = find(cache, handle);
+    const paged__seq *seq = paged__seq_find(cache, handle);
     return seq ? row_of(cache, seq) : -1;
 }

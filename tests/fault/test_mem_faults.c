@@ -4,7 +4,7 @@
 #include "mem/mem.h"
 #include "test.h"
 
-enum { BLOCK_SIZE = 4, N_SEQS = 4, MAX_ENTRIES = 16, GROUPS = 2, POOL_BYTES = 24 << 20 };
+enum { BLOCK_SIZE = 4, N_SEQS = 4, MAX_ENTRIES = 16, GROUPS = 2, POOL_BYTES = 32 << 20 };
 
 /* ---- what fails ---- */
 
@@ -71,7 +71,10 @@ static paged_status create_cache(struct world *w, bool own_arena, paged_cache **
     return paged_cache_create(&config, out, NULL);
 }
 
-/* Sequence 0 has 6 tokens, sequence 1 is its fork, sequence 2 is empty; row 3 is free. */
+/* Sequence 0 has 6 tokens, sequence 1 is its fork, sequence 2 is empty; row 3 is free. A prompt of 10
+ * tokens is cached: two full blocks and a sealed tail. */
+static const int32_t prompt[11] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+
 static void open_world(struct world *w) {
     const int32_t tokens[6] = {1, 2, 3, 4, 5, 6};
     memset(w, 0, sizeof *w);
@@ -81,6 +84,12 @@ static void open_world(struct world *w) {
     w->arena.back = fault_back;
     w->arena.copy = fault_copy;
     CHECK_EQ(create_cache(w, false, &w->cache), PAGED_OK);
+    CHECK_EQ(paged_seq_create(w->cache, &w->seqs[3]), PAGED_OK);
+    CHECK_EQ(paged_seq_match(w->cache, w->seqs[3], &(paged_namespace){0}, NULL, 0, NULL), PAGED_OK);
+    CHECK_EQ(paged_seq_reserve(w->cache, w->seqs[3], 10), PAGED_OK);
+    CHECK_EQ(paged_seq_commit(w->cache, w->seqs[3], prompt, 10), PAGED_OK);
+    CHECK_EQ(paged_seq_free(w->cache, w->seqs[3]), PAGED_OK);
+    w->seqs[3] = 0;
     CHECK_EQ(paged_seq_create(w->cache, &w->seqs[0]), PAGED_OK);
     CHECK_EQ(paged_seq_reserve(w->cache, w->seqs[0], 6), PAGED_OK);
     CHECK_EQ(paged_seq_commit(w->cache, w->seqs[0], tokens, 6), PAGED_OK);
@@ -182,10 +191,27 @@ static paged_status commit_and_truncate(struct world *w) {
     return status == PAGED_OK ? paged_seq_truncate(w->cache, w->seqs[0], 6) : status;
 }
 
+/* Shares two blocks, copies the tail in both groups. */
+static paged_status match_prompt(struct world *w) {
+    paged_match got = {0};
+    paged_status status = paged_seq_match(w->cache, w->seqs[2], &(paged_namespace){0}, prompt, 11, &got);
+    if (status == PAGED_OK) CHECK_EQ(got.n_matched, 10);
+    return status;
+}
+
+/* The first namespace with a name: its bytes, and no array grows. */
+static paged_status match_elsewhere(struct world *w) {
+    const paged_ns_field field = {PAGED_NS_SALT, "x", 1};
+    return paged_seq_match(w->cache, w->seqs[2], &(paged_namespace){&field, 1}, prompt, 11, NULL);
+}
+
 static void sequences_survive_faults(void) {
     CHECK_EQ(fail_each(create_seq), 0);
     CHECK_EQ(fail_each(commit_and_truncate), 0);
     CHECK_EQ(fail_each(fork_seq), 1);
+    /* The namespace's bytes, tokens, a block to back and a copy in each group. */
+    CHECK(fail_each(match_prompt) >= 1 + 1 + 2);
+    CHECK_EQ(fail_each(match_elsewhere), 1);
     CHECK(fail_each(reserve_empty) >= 1 + 2);
     /* Tokens, a copy in each group, and granules for 8 + 8 blocks. */
     CHECK(fail_each(reserve_shared) >= 1 + 2 + 4);
@@ -215,8 +241,9 @@ static void create_survives_faults(void) {
             CHECK_EQ(fault.n_live, 0);
             paged_allocator_set(NULL);
         }
-        /* The cache, its arena, extents, their stack, granules, rows, and three arrays a group. */
-        CHECK_EQ(n_failed, 5 + own_arena + 3 * GROUPS);
+        /* The cache, its arena, extents, their stack, granules, rows, three arrays a group, eight of the
+         * index. */
+        CHECK_EQ(n_failed, 5 + own_arena + 3 * GROUPS + 8);
     }
 }
 

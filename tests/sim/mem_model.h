@@ -2,20 +2,37 @@
  * applied to both.
  *
  * A model sequence is its tokens and a list of pages; a page is a number that was never used before.
- * References are not counted but looked up: a page is shared if another sequence lists it. What a position
- * holds follows from the tokens up to it, so keys and values that were written through one sequence and
- * appear in another show every wrong sharing. */
+ * References are not counted but looked up: a page is shared if another sequence lists it. The model's
+ * index is what the events say and nothing else; what a match must give follows from it by comparing
+ * everything. What a position holds follows from the tokens up to it, so keys and values that were written
+ * through one sequence and appear in another show every wrong sharing. */
 #ifndef PAGED_TESTS_SIM_MEM_MODEL_H
 #define PAGED_TESTS_SIM_MEM_MODEL_H
 
 #include "mem/mem.h"
 #include "test.h"
 
-enum { MODEL_SEQS = 8, MODEL_TOKENS = 4096, MODEL_PAGES = 256 };
+enum {
+    MODEL_SEQS = 8,
+    MODEL_TOKENS = 4096,
+    MODEL_PAGES = 256,
+    MODEL_ENTRIES = 4096,
+    MODEL_SPACES = 3,
+    MODEL_PINS = 64
+};
+
+/* An entry of the index; its place is the block that the event named. */
+struct model_entry {
+    bool live;
+    int32_t parent, depth, n_tokens, space;
+    int32_t tokens[64];
+    int64_t page;
+};
 
 struct model_seq {
     paged_seq handle; /* 0: not live */
     int32_t len, reserved, n_pages;
+    int32_t space; /* -1: none */
     int32_t tokens[MODEL_TOKENS];
     int64_t pages[MODEL_PAGES];
 };
@@ -29,6 +46,14 @@ struct model {
     uint64_t n_refused, n_copies;
     paged_seq stale; /* a handle that was freed */
     struct model_seq seqs[MODEL_SEQS];
+    /* the index */
+    struct model_seq *acting; /* whose content is stored by the call under way */
+    bool surprise;            /* an event that makes no sense; checked after the call */
+    int32_t n_entries;        /* ids lie below */
+    int32_t n_pins, pins[MODEL_PINS];
+    uint64_t now, n_hits, n_tails;
+    uint64_t space_hash[MODEL_SPACES][2];
+    struct model_entry entries[MODEL_ENTRIES];
 };
 
 static int32_t model_sharers(const struct model *m, int64_t page) {
@@ -39,19 +64,153 @@ static int32_t model_sharers(const struct model *m, int64_t page) {
     return n;
 }
 
+/* The page is listed by a sequence before number n_seqs, or pinned (n_pins). */
+static bool model_listed(const struct model *m, int64_t page, int32_t n_seqs, int32_t n_pins) {
+    for (int32_t s = 0; s < n_seqs; s++) {
+        for (int32_t i = 0; i < m->seqs[s].n_pages; i++) {
+            if (m->seqs[s].pages[i] == page) return true;
+        }
+    }
+    for (int32_t p = 0; p < n_pins; p++) {
+        for (int32_t e = m->pins[p]; e >= 0; e = m->entries[e].parent) {
+            if (m->entries[e].page == page) return true;
+        }
+    }
+    return false;
+}
+
 static int32_t model_used(const struct model *m) {
     int32_t n = 0;
     for (int32_t s = 0; s < MODEL_SEQS; s++) {
-        for (int32_t i = 0; i < m->seqs[s].n_pages; i++) {
-            int64_t page = m->seqs[s].pages[i];
-            bool seen = false;
-            for (int32_t t = 0; t < s && !seen; t++) {
-                for (int32_t j = 0; j < m->seqs[t].n_pages && !seen; j++) seen = m->seqs[t].pages[j] == page;
-            }
-            n += !seen;
-        }
+        for (int32_t i = 0; i < m->seqs[s].n_pages; i++) n += !model_listed(m, m->seqs[s].pages[i], s, 0);
+    }
+    for (int32_t p = 0; p < m->n_pins; p++) {
+        for (int32_t e = m->pins[p]; e >= 0; e = m->entries[e].parent)
+            n += !model_listed(m, m->entries[e].page, MODEL_SEQS, p);
     }
     return n;
+}
+
+static bool model_indexed(const struct model *m, int64_t page) {
+    for (int32_t e = 0; e < m->n_entries; e++) {
+        if (m->entries[e].live && m->entries[e].page == page) return true;
+    }
+    return false;
+}
+
+/* ---- the index, from events ---- */
+
+static void model_event(void *user, const paged_event *event) {
+    struct model *m = user;
+    int32_t id = event->block;
+    struct model_entry *e = &m->entries[id];
+    bool bad = id < 0 || id >= MODEL_ENTRIES || event->n_tokens < 1 || event->n_tokens > m->block_size;
+    if (bad || e->live == (event->kind == PAGED_EVENT_STORED)) {
+        m->surprise = true;
+        return;
+    }
+    if (event->kind == PAGED_EVENT_REMOVED) {
+        bad = model_listed(m, e->page, MODEL_SEQS, m->n_pins) || event->n_tokens != e->n_tokens;
+        for (int32_t i = 0; i < m->n_entries; i++) bad |= m->entries[i].live && m->entries[i].parent == id;
+        m->surprise |= bad;
+        e->live = false;
+        return;
+    }
+    if (!m->acting || m->acting->space < 0) {
+        m->surprise = true;
+        return;
+    }
+    uint64_t *hash = m->space_hash[m->acting->space];
+    if (event->parent < 0 && !hash[0]) memcpy(hash, event->namespace_hash, 2 * sizeof *hash);
+    bad = event->parent < 0 ? memcmp(hash, event->namespace_hash, 2 * sizeof *hash) != 0
+                            : !m->entries[event->parent].live;
+    *e = (struct model_entry){.live = true,
+                              .parent = event->parent,
+                              .depth = event->parent < 0 ? 0 : m->entries[event->parent].depth + 1,
+                              .n_tokens = event->n_tokens,
+                              .space = m->acting->space};
+    memcpy(e->tokens, event->tokens, (size_t)event->n_tokens * sizeof *e->tokens);
+    e->page = m->acting->pages[e->depth];
+    if (id >= m->n_entries) m->n_entries = id + 1;
+    m->surprise |= bad;
+}
+
+/* The longest common beginning of the tokens with the path to an entry. */
+static int32_t model_common(const struct model *m, int32_t id, const int32_t *tokens, int32_t n) {
+    int32_t path[MODEL_PAGES], n_path = m->entries[id].depth + 1, k = 0;
+    for (int32_t i = n_path - 1; i >= 0; i--, id = m->entries[id].parent) path[i] = id;
+    for (int32_t i = 0; i < n_path; i++) {
+        const struct model_entry *e = &m->entries[path[i]];
+        for (int32_t t = 0; t < e->n_tokens; t++, k++) {
+            if (k == n || e->tokens[t] != tokens[k]) return k;
+        }
+    }
+    return k;
+}
+
+static int32_t model_reusable(const struct model *m, int32_t space, const int32_t *tokens, int32_t n) {
+    int32_t best = 0;
+    for (int32_t e = 0; e < m->n_entries; e++) {
+        if (!m->entries[e].live || m->entries[e].space != space) continue;
+        int32_t k = model_common(m, e, tokens, n);
+        best = k > best ? k : best;
+    }
+    return best;
+}
+
+/* The first n_full blocks of a sequence are those of the index. */
+static void model_adopt(const struct model *m, struct model_seq *s, int32_t n_full) {
+    int32_t parent = -1;
+    for (int32_t i = 0; i < n_full; i++) {
+        int32_t found = -1;
+        for (int32_t e = 0; e < m->n_entries && found < 0; e++) {
+            const struct model_entry *entry = &m->entries[e];
+            if (entry->live && entry->space == s->space && entry->parent == parent &&
+                entry->n_tokens == m->block_size &&
+                memcmp(entry->tokens, s->tokens + i * m->block_size,
+                       (size_t)m->block_size * sizeof *s->tokens) == 0)
+                found = e;
+        }
+        CHECK(found >= 0);
+        s->pages[i] = m->entries[found].page;
+        parent = found;
+    }
+}
+
+/* Which pins there are is the cache's word; that they are right shows in what is used and evicted. */
+static void model_read_pins(struct model *m) {
+    m->n_pins = m->cache->pins.n;
+    CHECK(m->n_pins <= MODEL_PINS);
+    for (int32_t i = 0; i < m->n_pins; i++) {
+        m->pins[i] = m->cache->pins.items[i];
+        CHECK(m->entries[m->pins[i]].live && m->cache->nodes[m->pins[i]].until > m->now);
+    }
+}
+
+/* What the events said is what the cache has. */
+static void model_check_index(const struct model *m) {
+    int32_t n_cached = 0, n_nodes = 0;
+    CHECK(!m->surprise);
+    for (int32_t e = 0; e < m->n_entries; e++) {
+        const struct model_entry *entry = &m->entries[e];
+        if (!entry->live) continue;
+        const paged__node *node = &m->cache->nodes[e];
+        CHECK_EQ(node->n_tokens, entry->n_tokens);
+        CHECK_EQ(node->parent < 0 ? -1 : node->parent, entry->parent);
+        CHECK(memcmp(paged__node_tokens(m->cache, e), entry->tokens,
+                     (size_t)entry->n_tokens * sizeof *entry->tokens) == 0);
+        n_cached += !model_listed(m, entry->page, MODEL_SEQS, m->n_pins);
+        n_nodes++;
+    }
+    for (int32_t e = 0; e < m->cache->groups[0].n_ids; e++) n_nodes -= m->cache->nodes[e].n_tokens > 0;
+    CHECK_EQ(n_nodes, 0);
+    paged_cache_stats stats;
+    paged_cache_get_stats(m->cache, &stats);
+    CHECK_EQ(stats.n_cached, n_cached * m->n_groups);
+    for (int32_t a = 0; a < MODEL_SPACES; a++) {
+        for (int32_t b = 0; b < a; b++)
+            CHECK(!m->space_hash[a][0] || m->space_hash[a][0] != m->space_hash[b][0]);
+    }
 }
 
 /* ---- keys and values: one number for K, one for V, from the tokens up to the position ---- */
@@ -71,7 +230,7 @@ static uint64_t model_step(uint64_t path, int32_t token) {
 static void model_payload(const struct model *m, const struct model_seq *s, int32_t first, int32_t n,
                           bool write) {
     static int64_t slots[MODEL_TOKENS];
-    uint64_t start = 0;
+    uint64_t start = (uint64_t)(s->space + 1);
     for (int32_t p = 0; p < first; p++) start = model_step(start, s->tokens[p]);
     for (int32_t g = 0; g < m->n_groups; g++) {
         uint64_t path = start;
@@ -110,6 +269,7 @@ static void model_check(const struct model *m) {
     int32_t n_live = 0;
     for (int32_t i = 0; i < MODEL_SEQS; i++) n_live += m->seqs[i].handle != 0;
     CHECK_EQ(stats.n_seqs, n_live);
+    model_check_index(m);
 }
 
 static void model_check_all(const struct model *m) {
@@ -134,6 +294,66 @@ static void model_create(struct model *m) {
     }
     s->handle = handle;
     s->len = s->reserved = s->n_pages = 0;
+    s->space = -1;
+}
+
+/* Names that share their bytes and differ in kind. */
+static void model_space(int32_t space, paged_ns_field field[1], paged_namespace *names) {
+    field[0] = (paged_ns_field){.kind = space, .data = "x", .size_bytes = 1};
+    *names = (paged_namespace){.fields = field, .n_fields = space > 0};
+}
+
+/* On an empty sequence. */
+static void model_match(struct model *m, struct model_seq *s, int32_t space, const int32_t *tokens,
+                        int32_t n) {
+    paged_ns_field field[1];
+    paged_namespace names;
+    paged_match got = {-1, -1, PAGED_MISS_NONE};
+    model_space(space, field, &names);
+    int32_t want = n > 0 ? model_reusable(m, space, tokens, n - 1) : 0, used = model_used(m);
+    paged_status status = paged_seq_match(m->cache, s->handle, &names, tokens, n, &got);
+    if (s->len || s->reserved || s->space >= 0 || n > m->max_seq_tokens) {
+        CHECK_EQ(status, n > m->max_seq_tokens && !s->len && !s->reserved && s->space < 0
+                             ? PAGED_ERR_TOO_LONG
+                             : PAGED_ERR_INVALID_ARG);
+        return;
+    }
+    CHECK_EQ(status, PAGED_OK);
+    int32_t n_full = want / m->block_size;
+    s->space = space;
+    s->len = got.n_matched;
+    memcpy(s->tokens, tokens, (size_t)s->len * sizeof *tokens);
+    if (got.why == PAGED_MISS_NO_BLOCK) want = n_full * m->block_size;
+    CHECK_EQ(got.n_matched, want);
+    CHECK_EQ(got.n_copied, want % m->block_size);
+    model_adopt(m, s, n_full);
+    s->n_pages = n_full;
+    used = model_used(m);
+    if (got.why == PAGED_MISS_NO_BLOCK && m->n_pages_max) CHECK(used + 2 > m->n_pages_max);
+    if (got.n_copied) {
+        s->pages[s->n_pages++] = m->next_page++;
+        m->n_copies += (uint64_t)m->n_groups;
+        m->n_tails++;
+    }
+    m->n_hits += (uint64_t)got.n_matched;
+    if (got.n_matched == n - 1) CHECK_EQ(got.why, n < 2 ? PAGED_MISS_TOO_SHORT : PAGED_MISS_NONE);
+}
+
+static void model_keep(struct model *m, int32_t space, const int32_t *tokens, int32_t n, int32_t priority,
+                       uint64_t until) {
+    paged_ns_field field[1];
+    paged_namespace names;
+    int32_t n_kept = -1;
+    model_space(space, field, &names);
+    CHECK_EQ(paged_prefix_keep(m->cache, &names, tokens, n, priority, until, &n_kept), PAGED_OK);
+    CHECK_EQ(n_kept, model_reusable(m, space, tokens, n));
+    model_read_pins(m);
+}
+
+static void model_clock(struct model *m, uint64_t now) {
+    m->now = now > m->now ? now : m->now;
+    paged_cache_set_clock(m->cache, now);
+    model_read_pins(m);
 }
 
 static void model_fork(struct model *m, struct model_seq *parent) {
@@ -149,6 +369,7 @@ static void model_fork(struct model *m, struct model_seq *parent) {
     s->handle = handle;
     s->len = parent->len;
     s->reserved = 0;
+    s->space = parent->space;
     s->n_pages = (s->len + m->block_size - 1) / m->block_size;
     memcpy(s->tokens, parent->tokens, (size_t)s->len * sizeof *s->tokens);
     memcpy(s->pages, parent->pages, (size_t)s->n_pages * sizeof *s->pages);
@@ -156,7 +377,8 @@ static void model_fork(struct model *m, struct model_seq *parent) {
 
 static void model_reserve(struct model *m, struct model_seq *s, int32_t n) {
     int32_t want = (s->len + n + m->block_size - 1) / m->block_size, tail = s->len / m->block_size;
-    bool copies = n > 0 && s->len % m->block_size && model_sharers(m, s->pages[tail]) > 1;
+    bool copies = n > 0 && s->len % m->block_size &&
+                  (model_sharers(m, s->pages[tail]) > 1 || model_indexed(m, s->pages[tail]));
     int32_t need = (want > s->n_pages ? want - s->n_pages : 0) + copies;
     for (int32_t g = 0; g < m->n_groups; g++)
         CHECK_EQ(paged_seq_blocks_needed(m->cache, s->handle, g, n), need);
@@ -188,9 +410,11 @@ static void model_commit(struct model *m, struct model_seq *s, int32_t n, uint64
     }
     for (int32_t i = 0; i < n; i++) tokens[i] = (int32_t)(paged__rand(rand) % 3);
     model_payload(m, s, s->len, n, true);
+    m->acting = s;
     CHECK_EQ(paged_seq_commit(m->cache, s->handle, tokens, n), PAGED_OK);
     s->len += n;
     s->reserved -= n;
+    if (s->space >= 0) model_adopt(m, s, s->len / m->block_size);
 }
 
 static void model_truncate(struct model *m, struct model_seq *s, int32_t n) {
@@ -203,9 +427,11 @@ static void model_truncate(struct model *m, struct model_seq *s, int32_t n) {
 }
 
 static void model_free(struct model *m, struct model_seq *s) {
+    m->acting = s;
     CHECK_EQ(paged_seq_free(m->cache, s->handle), PAGED_OK);
     CHECK_EQ(paged_seq_free(m->cache, s->handle), PAGED_ERR_STALE);
     m->stale = s->handle;
+    m->acting = NULL;
     s->handle = 0;
     s->len = s->reserved = s->n_pages = 0;
 }
@@ -216,6 +442,7 @@ static void model_wrong_handle(struct model *m, paged_seq handle) {
     int32_t token = 1;
     paged_seq out = 12345;
     CHECK_EQ(paged_seq_free(m->cache, handle), PAGED_ERR_STALE);
+    CHECK_EQ(paged_seq_match(m->cache, handle, &(paged_namespace){0}, &token, 1, NULL), PAGED_ERR_STALE);
     CHECK_EQ(paged_seq_reserve(m->cache, handle, 1), PAGED_ERR_STALE);
     CHECK_EQ(paged_seq_commit(m->cache, handle, &token, 1), PAGED_ERR_STALE);
     CHECK_EQ(paged_seq_truncate(m->cache, handle, 0), PAGED_ERR_STALE);
@@ -232,22 +459,30 @@ static void model_wrong_handle(struct model *m, paged_seq handle) {
 /* The structures that the model needs from a cache that was just made. */
 static void model_open(struct model *m, const paged_cache_config *config) {
     paged_error err = {0};
-    if (paged_cache_create(config, &m->cache, &err) != PAGED_OK)
+    paged_cache_config with_events = *config;
+    with_events.event = model_event;
+    with_events.event_user = m;
+    if (paged_cache_create(&with_events, &m->cache, &err) != PAGED_OK)
         test_fail(__FILE__, __LINE__, "%s", err.message);
+    CHECK(m->cache->groups[0].n_ids <= MODEL_ENTRIES);
     m->n_groups = config->n_groups;
     m->block_size = config->block_size;
     m->max_seq_tokens = config->max_seq_tokens;
     for (int32_t g = 0; g < m->n_groups; g++) CHECK_EQ(paged_cache_kv(m->cache, g, 0, &m->kv[g]), PAGED_OK);
 }
 
-/* Frees what is left; the pool is as it was when it was new. */
+/* Frees and evicts what is left; the pool is as it was when it was new. */
 static void model_close(struct model *m) {
     paged_cache_stats stats;
     for (int32_t i = 0; i < MODEL_SEQS; i++) {
         if (m->seqs[i].handle) model_free(m, &m->seqs[i]);
     }
     model_check(m);
+    model_clock(m, UINT64_MAX);
+    paged_cache_clear(m->cache);
+    model_check(m);
     paged_cache_get_stats(m->cache, &stats);
+    CHECK_EQ(stats.n_cached, 0);
     CHECK_EQ(stats.n_used, 0);
     CHECK_EQ(stats.used_bytes, 0);
     CHECK_EQ(stats.n_tokens, 0);

@@ -1,16 +1,28 @@
 /* Goal: small worlds have no corner that chance missed. Method: every sequence of up to 7 operations (8
- * with --long) on a pool of 3 blocks of 2 tokens, on a cache and on the naive model; the cache is used
- * again from one sequence of operations to the next, so that old state would show. */
+ * with --long; one less where prefixes are reused) on a pool of 3 blocks of 2 tokens, on a cache and on the
+ * naive model; the cache is used again from one sequence of operations to the next, so that old state would
+ * show. */
 #include "sim/mem_model.h"
 
-enum { N_DEEP = 8, N_OPERATIONS = 16 };
+enum { N_DEEP = 8, N_OPERATIONS = 17 };
+
+static bool reuses; /* sequences are matched when they are made */
 
 /* Applies operation `op`; false if it makes no sense here, because its sequence does not live. */
 static bool apply(struct model *m, int32_t op, uint64_t *rand) {
     struct model_seq *s = op < 8 ? &m->seqs[0] : &m->seqs[1];
     if (op == 0) {
         model_create(m);
+        for (int32_t i = 0; reuses && i < MODEL_SEQS; i++) {
+            struct model_seq *created = &m->seqs[i];
+            if (created->handle && !created->len && !created->reserved && created->space < 0)
+                model_match(m, created, 0, m->seqs[0].tokens, 5);
+        }
         return true;
+    }
+    if (op == 16) { /* pinned until the next clear() */
+        if (reuses) model_keep(m, 0, m->seqs[0].tokens, 4, 1, m->now + 1);
+        return reuses;
     }
     if (op == 8) s = &m->seqs[2];
     if (!s->handle) return false;
@@ -54,7 +66,9 @@ static void clear(struct model *m) {
     for (int32_t i = 0; i < MODEL_SEQS; i++) {
         if (m->seqs[i].handle) model_free(m, &m->seqs[i]);
     }
-    model_wrong_handle(m, m->stale);
+    if (!reuses) model_wrong_handle(m, m->stale);
+    model_clock(m, m->now + 1);
+    paged_cache_clear(m->cache);
 }
 
 /* Depth first without recursion: `path` is the current sequence of operations; after a change at place
@@ -81,7 +95,8 @@ static int64_t enumerate(struct model *m, int32_t n_deep) {
     return n_paths;
 }
 
-static void every_short_sequence(void) {
+static void every_short_sequence_of(bool with_reuse) {
+    reuses = with_reuse;
     static struct model m;
     paged_group_config group = {.n_layers = 1, .n_kv_heads = 1, .head_dim_k = 1, .type = PAGED_TYPE_F32};
     paged_cache_config config = {.struct_size = sizeof config,
@@ -95,11 +110,19 @@ static void every_short_sequence(void) {
     memset(&m, 0, sizeof m);
     m.n_pages_max = 3;
     model_open(&m, &config);
-    int64_t n_paths = enumerate(&m, test_long ? 8 : 7);
+    int64_t n_paths = enumerate(&m, (test_long ? 8 : 7) - reuses);
     printf("%lld sequences of operations\n", (long long)n_paths);
     CHECK(n_paths > 10000);
     model_close(&m);
 }
 
-#define TESTS(X) X(every_short_sequence)
+static void every_short_sequence(void) {
+    every_short_sequence_of(false);
+}
+
+static void every_short_sequence_with_reuse(void) {
+    every_short_sequence_of(true);
+}
+
+#define TESTS(X) X(every_short_sequence) X(every_short_sequence_with_reuse)
 TEST_MAIN(TESTS)

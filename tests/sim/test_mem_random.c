@@ -31,12 +31,51 @@ static void open_random(struct model *m, uint64_t *rand) {
     memset(m, 0, sizeof *m);
     model_open(m, &config);
     if (pick(rand, 2)) paged__cache_shuffle(m->cache, *rand);
+    if (pick(rand, 2)) paged__cache_cut_hash(m->cache, 15); /* collisions are certain */
     if (config.n_groups == 1 || equal) m->n_pages_max = n_blocks;
+}
+
+/* Tokens that may well be cached: what some row holds or held last, to some length, perhaps with an end of
+ * its own. */
+static int32_t likely_tokens(const struct model *m, uint64_t *rand, int32_t *tokens) {
+    const struct model_seq *s = &m->seqs[pick(rand, MODEL_SEQS)];
+    int32_t n_max = 4 * m->block_size + 3, n = (int32_t)pick(rand, (uint32_t)n_max);
+    int32_t n_same = pick(rand, 3) ? n : (int32_t)pick(rand, (uint32_t)n + 1);
+    memcpy(tokens, s->tokens, (size_t)n * sizeof *tokens);
+    for (int32_t i = n_same; i < n; i++) tokens[i] = (int32_t)pick(rand, 3);
+    return n;
+}
+
+static void random_prefix_operation(struct model *m, uint64_t *rand) {
+    static int32_t tokens[MODEL_TOKENS];
+    int32_t n = likely_tokens(m, rand, tokens), space = (int32_t)pick(rand, 12) / 5;
+    switch (pick(rand, 4)) {
+    case 0:
+        model_clock(m, m->now + pick(rand, 10));
+        break;
+    case 1:
+        if (m->n_pins < MODEL_PINS - 1)
+            model_keep(m, space, tokens, n, (int32_t)pick(rand, 3), m->now + pick(rand, 30));
+        break;
+    default:
+        for (int32_t i = 0; i < MODEL_SEQS; i++) {
+            struct model_seq *s = &m->seqs[i];
+            if (!s->handle || s->len || s->reserved || s->space >= 0) continue;
+            model_match(m, s, space, tokens, n);
+            model_check_seq(m, s);
+            break;
+        }
+        break;
+    }
 }
 
 static void random_operation(struct model *m, uint64_t *rand) {
     struct model_seq *s = &m->seqs[pick(rand, MODEL_SEQS)];
     int32_t step = pick(rand, 4) ? m->block_size + 2 : 4 * m->block_size + 2, n;
+    if (pick(rand, 4) == 0) {
+        random_prefix_operation(m, rand);
+        return;
+    }
     if (!s->handle) {
         if (pick(rand, 3))
             model_create(m);
@@ -70,8 +109,11 @@ static void random_operation(struct model *m, uint64_t *rand) {
     if (s->handle) model_check_seq(m, s);
 }
 
+static uint64_t n_hits, n_tails, n_evicted; /* of all seeds */
+
 static void one_seed(uint64_t seed, int32_t n_operations) {
     static struct model m;
+    paged_cache_stats stats;
     uint64_t rand = paged__mix(seed);
     test_seed = seed; /* so that a failure names it */
     open_random(&m, &rand);
@@ -81,6 +123,11 @@ static void one_seed(uint64_t seed, int32_t n_operations) {
         if (i % 64 == 0) model_check_all(&m);
     }
     model_check_all(&m);
+    paged_cache_get_stats(m.cache, &stats);
+    n_hits += m.n_hits;
+    n_tails += m.n_tails;
+    n_evicted += stats.n_evicted;
+    CHECK_EQ(stats.n_hit_tokens, m.n_hits);
     model_close(&m);
 }
 
@@ -88,6 +135,54 @@ static void random_operations(void) {
     uint64_t first = test_seed, n_seeds = test_long ? 30000 : 300;
     for (uint64_t i = 0; i < n_seeds; i++) one_seed(first + i, 4000);
     test_seed = first;
+    printf("%llu tokens reused, %llu tails copied, %llu entries evicted\n", (unsigned long long)n_hits,
+           (unsigned long long)n_tails, (unsigned long long)n_evicted);
+    CHECK(n_hits > 100 * n_seeds && n_tails > 10 * n_seeds && n_evicted > 10 * n_seeds);
+}
+
+/* In a pool that never evicts, reuse is the longest common beginning with any earlier prompt, to the token.
+ * */
+static void reuse_is_the_longest_common_prefix(void) {
+    enum { N_PROMPTS = 300, LENGTH_MAX = 120 };
+    static int32_t prompts[N_PROMPTS][LENGTH_MAX], lens[N_PROMPTS];
+    static const int32_t block_sizes[] = {1, 2, 5, 16, 64};
+    paged_group_config group = {.n_layers = 1, .n_kv_heads = 1, .head_dim_k = 1, .type = PAGED_TYPE_F32};
+    const paged_namespace names = {0};
+    uint64_t rand = test_seed, n_reused = 0;
+    for (int32_t b = 0; b < 10; b++) {
+        const paged_cache_config config = {.struct_size = sizeof config,
+                                           .groups = &group,
+                                           .n_groups = 1,
+                                           .block_size = block_sizes[b / 2],
+                                           .pool_bytes = (size_t)N_PROMPTS * 2 * LENGTH_MAX * 64,
+                                           .max_seq_tokens = LENGTH_MAX};
+        paged_cache *cache = NULL;
+        CHECK_EQ(paged_cache_create(&config, &cache, NULL), PAGED_OK);
+        if (b % 2) paged__cache_cut_hash(cache, 15);
+        for (int32_t p = 0; p < N_PROMPTS; p++) {
+            int32_t from = (int32_t)pick(&rand, (uint32_t)p + 1), want = 0, k;
+            int32_t n = lens[p] = 1 + (int32_t)pick(&rand, LENGTH_MAX), n_same = (int32_t)pick(&rand, 130);
+            for (int32_t i = 0; i < n; i++)
+                prompts[p][i] =
+                    from < p && i < n_same && i < lens[from] ? prompts[from][i] : (int32_t)pick(&rand, 4);
+            for (int32_t q = 0; q < p; q++) {
+                for (k = 0; k < n - 1 && k < lens[q] && prompts[p][k] == prompts[q][k];) k++;
+                want = k > want ? k : want;
+            }
+            paged_seq seq;
+            paged_match got;
+            CHECK_EQ(paged_seq_create(cache, &seq), PAGED_OK);
+            CHECK_EQ(paged_seq_match(cache, seq, &names, prompts[p], n, &got), PAGED_OK);
+            CHECK_EQ(got.n_matched, want);
+            CHECK_EQ(paged_seq_reserve(cache, seq, n - want), PAGED_OK);
+            CHECK_EQ(paged_seq_commit(cache, seq, prompts[p] + want, n - want), PAGED_OK);
+            CHECK_EQ(paged_seq_free(cache, seq), PAGED_OK);
+            n_reused += (uint64_t)want;
+        }
+        CHECK_EQ(paged_cache_check(cache, NULL), PAGED_OK);
+        paged_cache_free(cache);
+    }
+    CHECK(n_reused > 10000);
 }
 
 /* A hundred thousand times the same: if anything leaked, even one byte, the numbers would differ. */
@@ -129,5 +224,5 @@ static void fork_and_free_leave_nothing(void) {
     model_close(&m);
 }
 
-#define TESTS(X) X(random_operations) X(fork_and_free_leave_nothing)
+#define TESTS(X) X(random_operations) X(reuse_is_the_longest_common_prefix) X(fork_and_free_leave_nothing)
 TEST_MAIN(TESTS)

@@ -316,7 +316,7 @@ static void blocks_are_counted(void) {
         CHECK_EQ(paged_engine_release(e, id), PAGED_ERR_NOT_FOUND);
         paged_engine_get_cache_stats(e, &during);
         CHECK_EQ(during.n_used, before.n_used);
-        CHECK_EQ(during.n_free, before.n_free);
+        CHECK_EQ(during.n_free + during.n_cached, before.n_free);
     }
     paged_engine_free(e);
     paged_model_free(m);
@@ -445,6 +445,129 @@ static void sampling_repeats(void) {
     paged_model_free(m);
 }
 
+/* What a request made, without its prompt's log-probabilities. Returns cached_tokens. */
+static int32_t run_reusing(paged_engine *e, const int32_t *tokens, int32_t n, const char *salt, result *out) {
+    uint64_t id;
+    paged_output o;
+    paged_request q = request_for(tokens, n);
+    q.prompt_logprobs = false;
+    q.salt = salt;
+    memset(out, 0, sizeof *out);
+    CHECK_EQ(paged_engine_submit(e, &q, &id, NULL), PAGED_OK);
+    run_all(e);
+    CHECK_EQ(paged_engine_read(e, id, &o), PAGED_OK);
+    CHECK_EQ(o.finish, PAGED_FINISH_LENGTH);
+    CHECK_EQ(o.n_tokens, N_NEW);
+    CHECK(o.cached_tokens < n && o.prompt_done == n);
+    memcpy(out->made, o.logprobs, sizeof out->made);
+    memcpy(out->tokens, o.tokens, sizeof out->tokens);
+    CHECK_EQ(paged_engine_release(e, id), PAGED_OK);
+    return o.cached_tokens;
+}
+
+/* D05: prompts around the edges of blocks, each after itself, after a longer one and after one that parts
+ * from it inside a block, have the bits of a cold run; all but the last token is reused. */
+static void prefix_hit_is_cold_run(void) {
+    enum { B = 16 };
+    const int32_t lens[] = {1, 2, B - 1, B, B + 1, 2 * B - 1, 2 * B, 2 * B + 1, 100};
+    for (int i = 0; i < N_SHAPES; i++) {
+        paged_model *m = load_tiny(i);
+        for (int type = i % 3; type < 3; type += test_long ? 1 : 3) {
+            const paged_engine_config c = {
+                .kv_type = (paged_type)type, .kv_plain = type == 1, .chunk_tokens = 40};
+            paged_engine_config cold_config = c;
+            cold_config.no_prefix_cache = true;
+            paged_engine *cold = make(m, cold_config);
+            for (size_t l = 0; l < sizeof lens / sizeof lens[0]; l++) {
+                static result want, got;
+                int32_t tokens[N_PROMPT], n = lens[l];
+                paged_engine *e = make(m, c);
+                fill_prompt(tokens, N_PROMPT, 3);
+                CHECK_EQ(run_reusing(cold, tokens, n, NULL, &want), 0);
+                CHECK_EQ(run_reusing(e, tokens, n, NULL, &got), 0);
+                same(&want, &got);
+                for (int again = 0; again < 2; again++) {
+                    CHECK_EQ(run_reusing(e, tokens, n, NULL, &got), n - 1);
+                    same(&want, &got);
+                }
+                /* The next turn: prompt, answer, and some more. */
+                memcpy(tokens + n, got.tokens, sizeof got.tokens);
+                CHECK_EQ(run_reusing(cold, tokens, n + N_NEW + 5, NULL, &want), 0);
+                CHECK_EQ(run_reusing(e, tokens, n + N_NEW + 5, NULL, &got), n + N_NEW - 1);
+                same(&want, &got);
+                /* Another end from the middle on. */
+                for (int32_t t = n / 2; t < N_PROMPT; t++) tokens[t] = (tokens[t] + 1) % 256;
+                CHECK_EQ(run_reusing(cold, tokens, n + 3, NULL, &want), 0);
+                CHECK_EQ(run_reusing(e, tokens, n + 3, NULL, &got), n / 2);
+                same(&want, &got);
+                paged_engine_free(e);
+            }
+            paged_engine_free(cold);
+        }
+        paged_model_free(m);
+    }
+}
+
+/* D06 at the engine: no reuse between salts, between a salt and none; reuse within each. And where reuse
+ * has to fight for room, with several requests at once, the answers stay the same. */
+static void salts_and_pressure(void) {
+    paged_model *m = load_tiny(1);
+    static result want[6], got;
+    int32_t tokens[6][N_PROMPT];
+    const char *salts[] = {NULL, "x", "y", ""};
+    paged_engine *e = make(m, (paged_engine_config){.max_running = 3, .n_ctx = 512});
+    fill_prompt(tokens[0], N_PROMPT, 3);
+    for (int round = 0; round < 2; round++)
+        for (int i = 0; i < 4; i++)
+            CHECK_EQ(run_reusing(e, tokens[0], 64, salts[i], round || i ? &got : &want[0]), round ? 63 : 0);
+    same(&want[0], &got);
+    paged_request q = request_for(tokens[0], 64);
+    static char long_salt[2000];
+    memset(long_salt, 'a', sizeof long_salt - 1);
+    q.salt = long_salt;
+    CHECK_EQ(paged_engine_submit(e, &q, &(uint64_t){0}, NULL), PAGED_ERR_INVALID_ARG);
+    paged_engine_free(e);
+
+    /* Six prompts with the same beginning, three at a time, in a pool that holds about two of them. */
+    for (int i = 0; i < 6; i++) {
+        fill_prompt(tokens[i], N_PROMPT, 50 + (uint64_t)i);
+        fill_prompt(tokens[i], 20 + 9 * i, 3);
+        e = make(m, (paged_engine_config){.no_prefix_cache = true});
+        CHECK_EQ(run_reusing(e, tokens[i], 100, NULL, &want[i]), 0);
+        paged_engine_free(e);
+    }
+    paged_engine_info info;
+    e = make(m, (paged_engine_config){0});
+    paged_engine_get_info(e, &info);
+    const size_t pool = info.pool_bytes / (size_t)info.n_blocks * 18;
+    paged_engine_free(e);
+    e = make(m, (paged_engine_config){.max_running = 3, .pool_bytes = pool, .chunk_tokens = 50});
+    int32_t n_reused = 0;
+    for (int round = 0; round < 4; round++) {
+        uint64_t ids[6];
+        for (int i = 0; i < 6; i++) {
+            q = request_for(tokens[i], 100);
+            q.prompt_logprobs = false;
+            CHECK_EQ(paged_engine_submit(e, &q, &ids[i], NULL), PAGED_OK);
+        }
+        run_all(e);
+        for (int i = 0; i < 6; i++) {
+            paged_output o;
+            CHECK_EQ(paged_engine_read(e, ids[i], &o), PAGED_OK);
+            CHECK_EQ(o.n_tokens, N_NEW);
+            CHECK(memcmp(o.logprobs, want[i].made, sizeof want[i].made) == 0);
+            n_reused += o.cached_tokens;
+            CHECK_EQ(paged_engine_release(e, ids[i]), PAGED_OK);
+        }
+    }
+    paged_cache_stats stats;
+    paged_engine_get_cache_stats(e, &stats);
+    CHECK_EQ(stats.n_hit_tokens, n_reused);
+    CHECK(n_reused > 300 && stats.n_evicted > 0);
+    paged_engine_free(e);
+    paged_model_free(m);
+}
+
 static void *cancel_soon(void *engine) {
     usleep(20000);
     for (uint64_t id = 1; id < 200; id++) paged_engine_cancel(engine, id);
@@ -557,7 +680,19 @@ static void real_model(void) {
         run_one(m, cases[i], i, &got);
         same(&want, &got);
     }
-    paged_engine *e = make(m, (paged_engine_config){0});
+    paged_engine *e = make(m, (paged_engine_config){.no_prefix_cache = true, .n_threads = 2});
+    int32_t tokens[N_PROMPT];
+    fill_prompt(tokens, N_PROMPT, 3);
+    CHECK_EQ(run_reusing(e, tokens, N_PROMPT, NULL, &want), 0);
+    paged_engine_free(e);
+    e = make(m, (paged_engine_config){.n_threads = 2});
+    CHECK_EQ(run_reusing(e, tokens, 77, NULL, &got), 0);
+    CHECK_EQ(run_reusing(e, tokens, N_PROMPT, NULL, &got), 77);
+    same(&want, &got);
+    CHECK_EQ(run_reusing(e, tokens, N_PROMPT, NULL, &got), N_PROMPT - 1);
+    same(&want, &got);
+    paged_engine_free(e);
+    e = make(m, (paged_engine_config){0});
     paged_engine_info info;
     paged_engine_get_info(e, &info);
     CHECK_STR(info.determinism, "q8_0: yes, q4_1: yes");
@@ -575,6 +710,8 @@ static void real_model(void) {
     X(blocks_are_counted)                                                                                    \
     X(refuses)                                                                                               \
     X(small_pool)                                                                                            \
+    X(prefix_hit_is_cold_run)                                                                                \
+    X(salts_and_pressure)                                                                                    \
     X(sampling_repeats)                                                                                      \
     X(cancel_from_a_thread)                                                                                  \
     X(allocation_fails)                                                                                      \

@@ -627,7 +627,7 @@ static void check_finds_each_violation(void) {
     BROKEN(c->free_extents[0], c->free_extents[1], "twice");
     BROKEN(c->n_free_extents, c->n_free_extents - 1, "on the stack");
     int32_t extent = paged__extent_of(c, 1, shared);
-    BROKEN(c->extents[extent].n_used, 0, "counted");
+    BROKEN(c->extents[extent].n_taken, 0, "counted");
     BROKEN(c->extents[extent].first, 0, "instead of");
     BROKEN(c->extents[extent].owner, 0, "extent");
     BROKEN(c->extents[extent].owner, 7, "belongs to group 7");

@@ -1,0 +1,152 @@
+/* What the bookkeeping of the cache costs, without any keys and values: an arena without memory, one thread.
+ *
+ *     bench_cache [N_BLOCKS]      default 1048576
+ *
+ * A row a figure, median of rounds:
+ *   cycle    alloc + append + free of a block of 16 tokens: 1024 sequences grow block by block in turns
+ * until the
+ *            pool is full, then all are freed. Alone, and with every block going through the prefix index
+ * without
+ *            a hit; the difference a token is what the index costs
+ *   refill   the same in a full cache: every block that is taken evicts one
+ *   match    of a prompt of 100,000 tokens that is cached to the end
+ *   metadata everything the cache keeps, tables included, by pool bytes, for LLaMA-3-8B in f16 */
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "paged/mem.h"
+
+enum { BLOCK = 16, N_SEQS = 1024, N_ROUNDS = 5, N_PROMPT = 100000 };
+
+static double now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static void must(paged_status status) {
+    if (status == PAGED_OK) return;
+    fprintf(stderr, "bench_cache: %s\n", paged_status_text(status));
+    exit(EXIT_FAILURE);
+}
+
+static paged_status back_nothing(void *ctx, size_t offset, size_t size_bytes) {
+    (void)ctx, (void)offset, (void)size_bytes;
+    return PAGED_OK;
+}
+
+static paged_status copy_nothing(void *ctx, size_t dst, size_t src, size_t size_bytes) {
+    (void)ctx, (void)dst, (void)src, (void)size_bytes;
+    return PAGED_OK;
+}
+
+static paged_cache *open_cache(const paged_group_config *group, size_t n_blocks, int32_t n_seqs,
+                               int32_t max_seq_tokens) {
+    size_t pool_bytes = n_blocks * paged_block_bytes(group, BLOCK);
+    const paged_arena arena = {
+        .size_bytes = pool_bytes, .back = back_nothing, .unback = back_nothing, .copy = copy_nothing};
+    const paged_cache_config config = {.struct_size = sizeof config,
+                                       .groups = group,
+                                       .n_groups = 1,
+                                       .block_size = BLOCK,
+                                       .pool_bytes = pool_bytes,
+                                       .max_seqs = n_seqs,
+                                       .max_seq_tokens = max_seq_tokens,
+                                       .arena = &arena};
+    paged_cache *cache = NULL;
+    must(paged_cache_create(&config, &cache, NULL));
+    return cache;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *values, int n) {
+    qsort(values, (size_t)n, sizeof *values, by_value);
+    return values[n / 2];
+}
+
+/* ns a block. No two sequences of all rounds begin with the same block, as `first` says. */
+static double cycle(paged_cache *cache, int32_t blocks_each, bool indexed, int32_t first) {
+    static paged_seq seqs[N_SEQS];
+    int32_t tokens[BLOCK];
+    double start = now_ns();
+    for (int32_t s = 0; s < N_SEQS; s++) {
+        must(paged_seq_create(cache, &seqs[s]));
+        if (indexed) must(paged_seq_match(cache, seqs[s], &(paged_namespace){0}, NULL, 0, NULL));
+    }
+    for (int32_t b = 0; b < blocks_each; b++) {
+        for (int32_t s = 0; s < N_SEQS; s++) {
+            for (int32_t i = 0; i < BLOCK; i++) tokens[i] = first + s + i * b;
+            must(paged_seq_reserve(cache, seqs[s], BLOCK));
+            must(paged_seq_commit(cache, seqs[s], tokens, BLOCK));
+        }
+    }
+    for (int32_t s = 0; s < N_SEQS; s++) must(paged_seq_free(cache, seqs[s]));
+    return (now_ns() - start) / ((double)blocks_each * N_SEQS);
+}
+
+static double match_ms(paged_cache *cache) {
+    static int32_t tokens[N_PROMPT];
+    paged_match got;
+    paged_seq seq;
+    const paged_namespace names = {0};
+    for (int32_t i = 0; i < N_PROMPT; i++) tokens[i] = i * 7 % 50000;
+    must(paged_seq_create(cache, &seq));
+    must(paged_seq_match(cache, seq, &names, NULL, 0, NULL));
+    must(paged_seq_reserve(cache, seq, N_PROMPT));
+    must(paged_seq_commit(cache, seq, tokens, N_PROMPT));
+    must(paged_seq_free(cache, seq));
+    double ms[9];
+    for (int32_t i = 0; i < 9; i++) {
+        must(paged_seq_create(cache, &seq));
+        double start = now_ns();
+        must(paged_seq_match(cache, seq, &names, tokens, N_PROMPT, &got));
+        ms[i] = (now_ns() - start) * 1e-6;
+        if (got.n_matched != N_PROMPT - 1) must(PAGED_ERR_CORRUPT);
+        must(paged_seq_free(cache, seq));
+    }
+    return median(ms, 9);
+}
+
+int main(int argc, char **argv) {
+    int32_t blocks_each = (argc > 1 ? atoi(argv[1]) : 1 << 20) / N_SEQS;
+    if (blocks_each < 1) {
+        fputs("bench_cache [N_BLOCKS]: at least 1024\n", stderr);
+        return 2;
+    }
+    const paged_group_config small = {
+        .n_layers = 1, .n_kv_heads = 1, .head_dim_k = 1, .type = PAGED_TYPE_F32};
+    const paged_group_config llama = {.n_layers = 32, .n_kv_heads = 8, .head_dim_k = 128};
+    double plain[N_ROUNDS], indexed[N_ROUNDS], refill[N_ROUNDS];
+    paged_cache *cache = open_cache(&small, (size_t)blocks_each * N_SEQS, N_SEQS, blocks_each * BLOCK);
+    cycle(cache, blocks_each, true, 0); /* touches all memory */
+    paged_cache_clear(cache);
+    for (int32_t round = 0; round < N_ROUNDS; round++) {
+        plain[round] = cycle(cache, blocks_each, false, 0);
+        indexed[round] = cycle(cache, blocks_each, true, (2 * round + 1) * N_SEQS);
+        refill[round] = cycle(cache, blocks_each, true, (2 * round + 2) * N_SEQS);
+        paged_cache_clear(cache);
+    }
+    paged_cache_free(cache);
+    double p = median(plain, N_ROUNDS), x = median(indexed, N_ROUNDS), r = median(refill, N_ROUNDS);
+    printf("cycle     %8.1f ns a block (%d blocks)\n", p, blocks_each * N_SEQS);
+    printf("cycle     %8.1f ns a block with the index, 0 %% hits: %.1f ns a token more\n", x,
+           (x - p) / BLOCK);
+    printf("refill    %8.1f ns a block with the index, each evicts one\n", r);
+
+    cache = open_cache(&small, 1 << 16, 4, N_PROMPT);
+    printf("match     %8.3f ms for %d cached tokens\n", match_ms(cache), N_PROMPT);
+    paged_cache_free(cache);
+
+    paged_cache_stats stats;
+    cache = open_cache(&llama, 32768, 256, 32768); /* 64 GiB */
+    paged_cache_get_stats(cache, &stats);
+    printf("metadata  %8.4f %% of the pool, LLaMA-3-8B f16, 64 GiB, 256 sequences of 32768 tokens\n",
+           (double)(stats.metadata_bytes + stats.table_bytes) / (double)stats.pool_bytes * 100);
+    paged_cache_free(cache);
+    return EXIT_SUCCESS;
+}
