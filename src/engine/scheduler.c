@@ -49,14 +49,16 @@ static void admit(paged_engine *e) {
     while (e->n_waiting > 0 && e->n_running < e->config.max_running) {
         paged__request *r = e->waiting[0];
         if (blocks_at_most(e, r) > free_blocks || paged_seq_create(e->cache, &r->seq) != PAGED_OK) return;
-        free_blocks -= blocks_at_most(e, r);
         e->n_waiting--;
         for (int32_t i = 0; i < e->n_waiting; i++) e->waiting[i] = e->waiting[i + 1];
         e->running[e->n_running++] = r;
         r->state = PAGED__RUNNING;
         r->start_ns = paged__now_ns();
         r->error = reuse(e, r);
-        if (r->error) paged__request_finish(e, r, PAGED_FINISH_ERROR);
+        if (r->error)
+            paged__request_finish(e, r, PAGED_FINISH_ERROR);
+        else
+            free_blocks -= blocks_at_most(e, r);
     }
 }
 
