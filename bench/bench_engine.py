@@ -162,7 +162,7 @@ def number(value, unit):
         return "-"
     if unit == "share":
         return f"{100 * value:.1f} %"
-    return f"{value:.3f}" if unit == "ratio" else f"{value:.0f}"
+    return f"{value:.0f}"
 
 
 def speed_table(rows):
@@ -176,8 +176,8 @@ def speed_table(rows):
     for case, metrics in by_case.items():
         ours, peer, ratio = (metrics[name] for name in ("paged", "llama.cpp", "paged / llama.cpp"))
         must = "" if ratio["must"] is None else f"≥ {ratio['must']:g}"
-        yield (f"| {case} | {number(ours['value'], 'tokens/s')} | {number(peer['value'], 'tokens/s')} | "
-               f"{number(ratio['value'], 'ratio')} ({number(ratio['low'], 'ratio')}-{number(ratio['high'], 'ratio')}) | "
+        value = "-" if ratio["value"] is None else f"{ratio['value']:.3f} ({ratio['low']:.3f}-{ratio['high']:.3f})"
+        yield (f"| {case} | {number(ours['value'], 'tokens/s')} | {number(peer['value'], 'tokens/s')} | {value} | "
                f"{ratio['rounds']} | {must} | {ratio['verdict']} |")
 
 
@@ -191,7 +191,7 @@ def share_table(rows):
 def machine():
     model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo", encoding="utf-8")
                   if line.startswith("model name")), platform.machine())
-    return f"{model}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}"
+    return f"{model}, {len(os.sched_getaffinity(0))} cores, Linux"
 
 
 def report(rows, peer_name):
