@@ -73,8 +73,8 @@ int main(void) {
         fill(k, TOKENS * KV_HEADS * HEAD_DIM);
         fill(v, TOKENS * KV_HEADS * HEAD_DIM);
         paged_kv_write(&kv, k, 0, v, 0, slots, TOKENS, 0, 1);
-        paged_attn_run(attn, &kv, q, 0, out, 0, NULL, 0, 1);
-        if (paged_attn_needs_merge(attn)) paged_attn_merge(attn, out, 0, NULL, 0, 1);
+        paged_attn_run(attn, &kv, &(paged_attn_io){.q = q, .out = out}, 0, 1);
+        if (paged_attn_needs_merge(attn)) paged_attn_merge(attn, &(paged_attn_io){.out = out}, 0, 1);
         printf("layer %d: the last token sees %d keys, out[0] = %+.4f\n", layer, TOKENS,
                out[(TOKENS - 1) * HEADS * HEAD_DIM]);
     }

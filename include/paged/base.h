@@ -98,14 +98,16 @@ enum {
     PAGED_CPU_AVX2 = 1u << 0,        /* AVX2, FMA, F16C, BMI2 */
     PAGED_CPU_AVX512 = 1u << 1,      /* F, BW, DQ, VL */
     PAGED_CPU_AVX512_BF16 = 1u << 2, /* VDPBF16PS */
-    PAGED_CPU_AVX512_VNNI = 1u << 3  /* VPDPBUSD */
+    PAGED_CPU_AVX512_VNNI = 1u << 3, /* VPDPBUSD */
+    PAGED_CPU_NEON = 1u << 4         /* every aarch64 has it */
 };
 
 /* What this machine has, less what paged_cpu_mask() took away. Safe from any thread. */
 PAGED_API uint32_t paged_cpu_flags(void);
 
 /* Keeps only the given flags, for tests and for comparing kernels; ~0u restores all. Objects made before keep
- * theirs. The environment variable PAGED_CPU (ref, avx2, avx512) does the same for a whole process. */
+ * theirs. The environment variable PAGED_CPU (ref, neon, avx2, avx512: without the two below, avx512_vnni,
+ * avx512_bf16: with VNNI) does the same for a whole process. */
 PAGED_API void paged_cpu_mask(uint32_t keep);
 
 /* CPUs this process may use: affinity and cgroup quota (v1 and v2) respected; at least 1. */

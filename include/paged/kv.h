@@ -4,7 +4,7 @@
  *   block         block_size consecutive token slots of one group (layers and KV heads that live together)
  *   block table   logical -> physical block, int32, -1 = absent (block 0 is an ordinary block)
  *   slot          physical block * block_size + offset in the block, int64
- *   tile          16 consecutive slots, the unit of the packed layout
+ *   tile          16 consecutive slots, the unit of the packed layout and of a packed tail
  *
  * Where element d of the key of KV head h in block b, offset o lies, in elements from byte address
  * k + b * block_stride + h * k_head_stride (V likewise); tile t = o / 16, i = o % 16, dk, dv the head dims:
@@ -15,8 +15,15 @@
  *   PACKED bf16     K: t * 16 * dk + d / 2 * 32 + i * 2 + d % 2      [d / 2][16][2]
  *                   V: t * 16 * dv + i / 2 * 2 * dv + d * 2 + i % 2  [8][d][2]
  *
+ *   PACKED i8       K: t * 16 * dk + d / 4 * 64 + i * 4 + d % 4      [d / 4][16][4]
+ *                   V: t * 16 * dv + i / 4 * 4 * dv + d * 4 + i % 4  [4][d][4]
+ *
+ * i8 has a scale (f32) for each slot and KV head besides: at k_scale + b * scale_block_stride +
+ * h * scale_head_stride + o * 4 (v_scale likewise). It exists in the packed layout only.
+ *
  * The packed layout is what the inner products want: a vector holds the same element of 16 tokens, so that no
- * shuffle and no horizontal sum is needed. It asks for block_size % 16 == 0 and, for bf16, an even head_dim.
+ * shuffle and no horizontal sum is needed. It asks for block_size % 16 == 0; for
+ * bf16 the head dims must be even, for i8 multiples of 4.
  */
 #ifndef PAGED_KV_H
 #define PAGED_KV_H
@@ -28,7 +35,12 @@ extern "C" {
 #endif
 
 /* 0 is the default wherever a type is asked for. */
-typedef enum paged_type { PAGED_TYPE_F16 = 0, PAGED_TYPE_F32 = 1, PAGED_TYPE_BF16 = 2 } paged_type;
+typedef enum paged_type {
+    PAGED_TYPE_F16 = 0,
+    PAGED_TYPE_F32 = 1,
+    PAGED_TYPE_BF16 = 2,
+    PAGED_TYPE_I8 = 3
+} paged_type;
 
 typedef enum paged_layout { PAGED_LAYOUT_PLAIN = 0, PAGED_LAYOUT_PACKED = 1 } paged_layout;
 
@@ -38,6 +50,8 @@ enum { PAGED_TILE = 16 };
 typedef struct paged_kv {
     uint8_t *k, *v;                                     /* first byte of block 0 of this layer */
     int64_t block_stride, k_head_stride, v_head_stride; /* bytes */
+    uint8_t *k_scale, *v_scale;                         /* i8 only: scale of slot 0 of block 0 */
+    int64_t scale_block_stride, scale_head_stride;      /* i8 only: bytes */
     int32_t n_blocks;                                   /* physical ids lie in [0, n_blocks) */
     int32_t block_size;                                 /* tokens */
     int32_t n_kv_heads, head_dim_k, head_dim_v;
@@ -54,6 +68,15 @@ typedef struct paged_tables {
     int64_t head_stride;        /* entries from one KV head to the next; 0: one table serves all heads */
     const int32_t *seqlens_k;   /* [n_seqs] keys of each sequence, those of this step included */
     int32_t n_seqs, max_blocks; /* max_blocks: entries in a row */
+
+    /* Windowed groups: first key that is still there; entries of blocks that lie wholly before it may be -1.
+     * NULL: all are. */
+    const int32_t *first_k; /* [n_seqs] */
+
+    /* Packed tails: where the last, partly filled block of a row has no block of its own (its entry is -1),
+     * its tiles stand here: physical block * (block_size / 16) + tile in it. Packed layout only. NULL: no
+     * row has such a tail. */
+    const int32_t *tail_tiles; /* [n_rows, block_size / 16], -1 absent; the same for all heads */
 } paged_tables;
 
 #ifdef __cplusplus

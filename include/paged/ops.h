@@ -66,6 +66,9 @@ typedef struct paged_attn_config {
     paged_layout layout;
     float scale;             /* 0: 1 / sqrt(head_dim_k) */
     bool non_causal;         /* false: causal */
+    int32_t window;          /* keys that a query sees at most, its own included; 0: all. Causal only */
+    float softcap;           /* scores become softcap * tanh(score / softcap); 0: off */
+    const float *alibi;      /* [n_heads] slopes, copied; adds slope * (key - query position); NULL: off */
     int32_t n_threads_max;   /* largest nth that run will be called with; 0: 1 */
     int32_t max_q, max_seqs; /* largest batch that plan will be given; 0: 1 */
     int32_t max_k;           /* largest seqlens_k; 0: 4096 */
@@ -75,7 +78,15 @@ typedef struct paged_attn_config {
 typedef struct paged_batch {
     const int32_t *cu_seqlens_q; /* [n_seqs + 1], ascending from 0 */
     paged_tables tables;
+    /* Cascade: sequences whose first tokens lie in the same blocks, which are then read once for all. */
+    int32_t n_shared;
+    const struct paged_shared *shared; /* [n_shared] ascending, disjoint */
 } paged_batch;
+
+typedef struct paged_shared {
+    int32_t first_seq, n_seqs; /* consecutive sequences of the batch */
+    int32_t n_tokens;          /* that they have in common; whole splits of it are shared */
+} paged_shared;
 
 typedef struct paged_attn paged_attn;
 
@@ -91,15 +102,21 @@ PAGED_API void paged_attn_free(paged_attn *attn); /* NULL is fine */
 PAGED_API paged_status paged_attn_plan(paged_attn *attn, const paged_batch *batch, const paged_kv *kv,
                                        paged_error *err);
 
-/* The part of thread ith of nth (nth ≤ n_threads_max; the same in every call of the step).
- *   q   [n_q, n_heads, head_dim_k] f32, rows of q_stride elements (0: dense)
- *   out [n_q, n_heads, head_dim_v] f32, rows of out_stride elements (0: dense)
- *   lse [n_q, n_heads] f32, natural logarithm of the sum of exp of the scaled scores; or NULL
- * All threads must return from run before any enters merge. Cannot fail. */
-PAGED_API void paged_attn_run(paged_attn *attn, const paged_kv *kv, const float *q, int64_t q_stride,
-                              float *out, int64_t out_stride, float *lse, int32_t ith, int32_t nth);
-PAGED_API void paged_attn_merge(paged_attn *attn, float *out, int64_t out_stride, float *lse, int32_t ith,
-                                int32_t nth);
+/* What one layer brings. Borrowed; the same in run and merge. */
+typedef struct paged_attn_io {
+    const float *q;     /* [n_q, n_heads, head_dim_k] f32 */
+    int64_t q_stride;   /* elements from one row of q to the next; 0: dense */
+    float *out;         /* [n_q, n_heads, head_dim_v] f32 */
+    int64_t out_stride; /* elements; 0: dense */
+    float *lse;         /* [n_q, n_heads] natural logarithm of the sum of exp of the scaled scores; or NULL */
+    const float *sinks; /* [n_heads] a score that takes part in the sum and has no value; or NULL */
+} paged_attn_io;
+
+/* The part of thread ith of nth (nth ≤ n_threads_max; the same in every call of the step). All threads must
+ * return from run before any enters merge. Cannot fail. */
+PAGED_API void paged_attn_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith,
+                              int32_t nth);
+PAGED_API void paged_attn_merge(paged_attn *attn, const paged_attn_io *io, int32_t ith, int32_t nth);
 
 /* False when the plan left nothing for paged_attn_merge to do (every row fits one split). */
 PAGED_API bool paged_attn_needs_merge(const paged_attn *attn);

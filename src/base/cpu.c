@@ -7,7 +7,15 @@
 #include "base/base.h"
 #include "base/cgroup.h"
 
-enum { ALL_AVX2 = PAGED_CPU_AVX2, ALL_AVX512 = PAGED_CPU_AVX2 | PAGED_CPU_AVX512 };
+enum { AVX512 = PAGED_CPU_AVX2 | PAGED_CPU_AVX512, VNNI = AVX512 | PAGED_CPU_AVX512_VNNI };
+
+static const struct {
+    const char *name;
+    uint32_t flags;
+} sets[] = {
+    {"ref", 0},         {"neon", PAGED_CPU_NEON}, {"avx2", PAGED_CPU_AVX2},
+    {"avx512", AVX512}, {"avx512_vnni", VNNI},    {"avx512_bf16", VNNI | PAGED_CPU_AVX512_BF16},
+};
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -30,6 +38,10 @@ static uint32_t probe(void) {
     if (__builtin_cpu_supports("avx512vnni")) flags |= PAGED_CPU_AVX512_VNNI;
     return flags;
 }
+#elif defined(__aarch64__)
+static uint32_t probe(void) {
+    return PAGED_CPU_NEON;
+}
 #else
 static uint32_t probe(void) {
     return 0;
@@ -39,10 +51,11 @@ static uint32_t probe(void) {
 static uint32_t environment_mask(void) {
     const char *value = getenv("PAGED_CPU");
     if (!value || !*value) return ~0u;
-    if (strcmp(value, "ref") == 0) return 0;
-    if (strcmp(value, "avx2") == 0) return ALL_AVX2;
-    if (strcmp(value, "avx512") == 0) return ALL_AVX512;
-    paged__log(PAGED_LOG_WARN, "PAGED_CPU=%s is none of ref, avx2, avx512 and is ignored", value);
+    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++)
+        if (strcmp(value, sets[i].name) == 0) return sets[i].flags;
+    paged__log(PAGED_LOG_WARN,
+               "PAGED_CPU=%s is none of ref, neon, avx2, avx512, avx512_vnni, avx512_bf16 and is ignored",
+               value);
     return ~0u;
 }
 

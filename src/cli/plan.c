@@ -31,6 +31,8 @@ const char *paged__type_name(paged_type type) {
         return "f32";
     case PAGED_TYPE_BF16:
         return "bf16";
+    case PAGED_TYPE_I8:
+        return "int8";
     }
     return "?";
 }

@@ -9,6 +9,8 @@ static size_t type_bytes(paged_type type) {
         return 2;
     case PAGED_TYPE_F32:
         return 4;
+    case PAGED_TYPE_I8:
+        return 1;
     }
     return 0;
 }

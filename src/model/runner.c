@@ -90,15 +90,19 @@ static void op_write(struct ggml_tensor *dst, int ith, int nth, void *user) {
 static void op_attend(struct ggml_tensor *dst, int ith, int nth, void *user) {
     const layer_ctx *l = user;
     const struct ggml_tensor *q = dst->src[0];
-    paged_attn_run(l->runner->attn, &l->kv, q->data, stride_f32(q), dst->data, stride_f32(dst), NULL, ith,
-                   nth);
+    paged_attn_run(
+        l->runner->attn, &l->kv,
+        &(paged_attn_io){
+            .q = q->data, .q_stride = stride_f32(q), .out = dst->data, .out_stride = stride_f32(dst)},
+        ith, nth);
     if (ith == 0) l->runner->attn_ns += paged__now_ns() - l->runner->attn_start_ns;
 }
 
 static void op_merge(struct ggml_tensor *dst, int ith, int nth, void *user) {
     const layer_ctx *l = user;
     const uint64_t start = ith == 0 ? paged__now_ns() : 0;
-    paged_attn_merge(l->runner->attn, dst->data, stride_f32(dst), NULL, ith, nth);
+    paged_attn_merge(l->runner->attn, &(paged_attn_io){.out = dst->data, .out_stride = stride_f32(dst)}, ith,
+                     nth);
     if (ith == 0) l->runner->attn_ns += paged__now_ns() - start;
 }
 

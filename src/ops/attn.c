@@ -55,6 +55,8 @@ static paged_status check_config(const paged_attn_config *c, paged_error *err) {
         INVALID("head_dim_k %d and head_dim_v %d must be even in the packed layout of bf16", c->head_dim_k,
                 c->head_dim_v);
     if (!isfinite(c->scale)) INVALID("scale is not finite");
+    if (c->window || c->softcap != 0 || c->alibi)
+        return paged__fail(err, PAGED_ERR_UNSUPPORTED, "window, softcap and ALiBi are not there yet");
     return PAGED_OK;
 }
 
@@ -183,6 +185,8 @@ static paged_status check_tables(const paged_attn_config *c, const paged_batch *
     if (t->n_seqs > c->max_seqs)
         return paged__fail(err, PAGED_ERR_LIMIT, "%d sequences, made for %d", t->n_seqs, c->max_seqs);
     if (t->n_seqs == 0) return PAGED_OK;
+    if (t->first_k || t->tail_tiles || batch->n_shared)
+        return paged__fail(err, PAGED_ERR_UNSUPPORTED, "windows, packed tails, cascade are not there yet");
     if (!batch->cu_seqlens_q || !t->seqlens_k || !t->blocks)
         INVALID("%s is NULL", !batch->cu_seqlens_q ? "cu_seqlens_q" : !t->seqlens_k ? "seqlens_k" : "blocks");
     if (t->head_stride < 0 || t->head_stride > MAX_STRIDE ||

@@ -101,20 +101,20 @@ static inline float *paged__workspace(const paged_attn *attn, int32_t b, int32_t
 /* ---- tiles.c: from a block table to the tiles of a step ---- */
 
 /* The tokens of one step of one KV head. */
-typedef struct paged__step {
+typedef struct paged__attn_step {
     const paged_kv *kv;
     const int32_t *table; /* of the sequence and head */
     int32_t head;
     int32_t t0, n_tokens; /* tokens t0 … t0 + n_tokens - 1, 1 … 64 of them, t0 % 64 == 0 */
-} paged__step;
+} paged__attn_step;
 
 /* Packed layout: where the tiles lie. Tiles behind the last token repeat the first, so that 4 may always
  * be read. */
-void paged__tiles_find(const paged__step *step, const void **k, const void **v);
+void paged__tiles_find(const paged__attn_step *step, const void **k, const void **v);
 
 /* Any layout: brings the step to f32 tiles in the thread's scratch, zeros where there is no token (plain
  * layout). */
-void paged__tiles_gather(const paged__kernels *kernels, const paged__step *step,
+void paged__tiles_gather(const paged__kernels *kernels, const paged__attn_step *step,
                          const paged__scratch *scratch, const void **k, const void **v);
 
 #endif

@@ -4,13 +4,6 @@
 
 #include "ops/attn.h"
 
-/* Where the results of a call go. */
-typedef struct output {
-    float *out;         /* [n_q, n_heads, head_dim_v] */
-    int64_t out_stride; /* floats */
-    float *lse;         /* [n_q, n_heads] or NULL */
-} output;
-
 /* One unit at work. */
 typedef struct unit {
     const paged_attn *attn;
@@ -51,11 +44,12 @@ static void merge_state(const paged_attn *attn, float *acc, float *part) {
 }
 
 /* Writes out and lse of row r of the unit. */
-static void finish_row(const unit *u, int32_t r, float *state, const output *to) {
+static void finish_row(const unit *u, int32_t r, float *state, const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
     int32_t n_heads = attn->config.n_heads, dv = attn->config.head_dim_v;
     int64_t q = u->entry->q_first + r / attn->group, head = u->head * attn->group + r % attn->group;
-    float *out = to->out + q * to->out_stride + head * dv, lse = -INFINITY;
+    int64_t stride = io->out_stride ? io->out_stride : (int64_t)n_heads * dv;
+    float *out = io->out + q * stride + head * dv, lse = -INFINITY;
     float l = paged__row_keys(attn, u->entry, r) > 0 ? *state_l(attn, state) : 0;
     if (l != 0) {
         attn->kernels->divide(out, state, l, dv);
@@ -63,7 +57,7 @@ static void finish_row(const unit *u, int32_t r, float *state, const output *to)
     } else {
         memset(out, 0, (size_t)dv * sizeof(float));
     }
-    if (to->lse) to->lse[q * n_heads + head] = lse;
+    if (io->lse) io->lse[q * n_heads + head] = lse;
 }
 
 /* ---- a split of a unit ---- */
@@ -119,7 +113,7 @@ static void attend_step(const unit *u, const paged__scratch *scratch, const page
 /* Tiles of the step at t0, in the cache or brought to f32. */
 static void step_tiles(const unit *u, const paged__scratch *scratch, bool gather, int32_t t0, const void **k,
                        const void **v) {
-    paged__step step = {u->kv, u->table, u->head, t0, PAGED_MIN(u->entry->n_keys - t0, PAGED_ATTN_STEP)};
+    paged__attn_step step = {u->kv, u->table, u->head, t0, PAGED_MIN(u->entry->n_keys - t0, PAGED_ATTN_STEP)};
     if (gather)
         paged__tiles_gather(u->attn->kernels, &step, scratch, k, v);
     else
@@ -175,12 +169,13 @@ static int32_t attend_split(const unit *u, const paged__scratch *scratch, int32_
 
 /* Queries into rows [query, head of the group], scaled, so that exp2 of a score is exp of the scaled
  * product. */
-static void load_queries(const unit *u, const paged__scratch *scratch, const float *q, int64_t q_stride) {
+static void load_queries(const unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
     int32_t dk = attn->config.head_dim_k;
+    int64_t stride = io->q_stride ? io->q_stride : (int64_t)attn->config.n_heads * dk;
     for (int32_t r = 0; r < u->entry->n_rows; r++) {
         int64_t head = u->head * attn->group + r % attn->group;
-        const float *src = q + (u->entry->q_first + r / attn->group) * q_stride + head * dk;
+        const float *src = io->q + (u->entry->q_first + r / attn->group) * stride + head * dk;
         float *dst = scratch->q + (int64_t)r * dk;
         for (int32_t d = 0; d < dk; d++) dst[d] = src[d] * attn->scale_log2;
         scratch->n_keys[r] = paged__row_keys(attn, u->entry, r);
@@ -188,14 +183,14 @@ static void load_queries(const unit *u, const paged__scratch *scratch, const flo
 }
 
 /* All splits, folded as they come. */
-static void run_whole(const unit *u, const paged__scratch *scratch, const output *to) {
+static void run_whole(const unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
     int32_t n_rows = u->entry->n_rows;
     attend_split(u, scratch, 0, scratch->acc);
     for (int32_t split = 1; split < u->entry->n_splits; split++)
         for (int32_t r = attend_split(u, scratch, split, scratch->cur); r < n_rows; r++)
             merge_state(attn, scratch->acc + r * attn->state_floats, scratch->cur + r * attn->state_floats);
-    for (int32_t r = 0; r < n_rows; r++) finish_row(u, r, scratch->acc + r * attn->state_floats, to);
+    for (int32_t r = 0; r < n_rows; r++) finish_row(u, r, scratch->acc + r * attn->state_floats, io);
 }
 
 /* The cut, at or before b, that is the first to go through the unit of cut b; cut b goes through its unit. */
@@ -208,22 +203,19 @@ static int32_t first_cut_of_unit(const paged_attn *attn, int32_t b, int32_t nth)
     return b;
 }
 
-void paged_attn_run(paged_attn *attn, const paged_kv *kv, const float *q, int64_t q_stride, float *out,
-                    int64_t out_stride, float *lse, int32_t ith, int32_t nth) {
+void paged_attn_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith, int32_t nth) {
     if (attn->n_entries == 0) return;
     const paged__scratch *scratch = &attn->scratch[ith];
     paged__cut begin = paged__cut_at(attn, ith, nth), end = paged__cut_at(attn, ith + 1, nth);
-    output to = {out, out_stride ? out_stride : (int64_t)attn->config.n_heads * attn->config.head_dim_v, lse};
-    if (q_stride == 0) q_stride = (int64_t)attn->config.n_heads * attn->config.head_dim_k;
 
     for (int64_t index = begin.unit; index < end.unit + (end.split > 0); index++) {
         unit u = unit_at(attn, kv, index);
         int32_t from = index == begin.unit ? begin.split : 0,
                 until = index == end.unit ? end.split : u.entry->n_splits;
         if (from == until) continue;
-        load_queries(&u, scratch, q, q_stride);
+        load_queries(&u, scratch, io);
         if (from == 0 && until == u.entry->n_splits) {
-            run_whole(&u, scratch, &to);
+            run_whole(&u, scratch, io);
             continue;
         }
         /* Cut ith goes through the unit, or cut ith + 1 does, as its first. */
@@ -235,7 +227,7 @@ void paged_attn_run(paged_attn *attn, const paged_kv *kv, const float *q, int64_
 
 /* ---- merge ---- */
 
-static void merge_row(const unit *u, int32_t cut, int32_t r, float *acc, const output *to) {
+static void merge_row(const unit *u, int32_t cut, int32_t r, float *acc, const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
     int32_t n_keys = paged__row_keys(attn, u->entry, r);
     for (int32_t split = 0; split * PAGED_ATTN_SPLIT < n_keys; split++) {
@@ -245,20 +237,18 @@ static void merge_row(const unit *u, int32_t cut, int32_t r, float *acc, const o
         else
             merge_state(attn, acc, state);
     }
-    finish_row(u, r, acc, to);
+    finish_row(u, r, acc, io);
 }
 
-void paged_attn_merge(paged_attn *attn, float *out, int64_t out_stride, float *lse, int32_t ith,
-                      int32_t nth) {
+void paged_attn_merge(paged_attn *attn, const paged_attn_io *io, int32_t ith, int32_t nth) {
     if (!attn->needs_merge) return;
-    output to = {out, out_stride ? out_stride : (int64_t)attn->config.n_heads * attn->config.head_dim_v, lse};
     int64_t n_rows = 0; /* of all units before; threads take them in turn */
     for (int32_t b = 1; b < nth; b++) {
         paged__cut cut = paged__cut_at(attn, b, nth);
         if (cut.split == 0 || first_cut_of_unit(attn, b, nth) != b) continue;
         unit u = unit_at(attn, NULL, cut.unit);
         for (int32_t r = 0; r < u.entry->n_rows; r++)
-            if ((n_rows + r) % nth == ith) merge_row(&u, b, r, attn->scratch[ith].acc, &to);
+            if ((n_rows + r) % nth == ith) merge_row(&u, b, r, attn->scratch[ith].acc, io);
         n_rows += u.entry->n_rows;
     }
 }

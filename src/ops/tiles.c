@@ -1,7 +1,7 @@
 /* tiles.c: from a block table to the tiles of a softmax step. */
 #include "ops/attn.h"
 
-void paged__tiles_find(const paged__step *step, const void **k, const void **v) {
+void paged__tiles_find(const paged__attn_step *step, const void **k, const void **v) {
     const paged_kv *kv = step->kv;
     int64_t elem = (int64_t)paged__type_bytes(kv->type);
     for (int32_t j = 0; j < PAGED__STEP_TILES; j++) {
@@ -17,7 +17,7 @@ void paged__tiles_find(const paged__step *step, const void **k, const void **v) 
     }
 }
 
-static void gather_packed(const paged__kernels *kernels, const paged__step *step,
+static void gather_packed(const paged__kernels *kernels, const paged__attn_step *step,
                           const paged__scratch *scratch) {
     const paged_kv *kv = step->kv;
     const void *found_k[PAGED__STEP_TILES], *found_v[PAGED__STEP_TILES];
@@ -36,7 +36,7 @@ static void gather_packed(const paged__kernels *kernels, const paged__step *step
 }
 
 /* Token by token, since neighbours may lie in different blocks. */
-static void gather_plain(const paged__kernels *kernels, const paged__step *step,
+static void gather_plain(const paged__kernels *kernels, const paged__attn_step *step,
                          const paged__scratch *scratch) {
     const paged_kv *kv = step->kv;
     int64_t elem = (int64_t)paged__type_bytes(kv->type), dk = kv->head_dim_k, dv = kv->head_dim_v;
@@ -63,7 +63,7 @@ static void gather_plain(const paged__kernels *kernels, const paged__step *step,
     }
 }
 
-void paged__tiles_gather(const paged__kernels *kernels, const paged__step *step,
+void paged__tiles_gather(const paged__kernels *kernels, const paged__attn_step *step,
                          const paged__scratch *scratch, const void **k, const void **v) {
     const paged_kv *kv = step->kv;
     if (kv->layout == PAGED_LAYOUT_PACKED)

@@ -197,14 +197,15 @@ static void strides_and_scale(void) {
     paged_attn *attn;
     CHECK_EQ(paged_attn_create(&config, &attn, NULL), PAGED_OK);
     const int32_t cu[] = {0, 7};
-    paged_batch batch = {cu,
-                         {.blocks = p.blocks, .seqlens_k = &n_keys, .n_seqs = 1, .max_blocks = p.max_blocks}};
+    paged_batch batch = {
+        .cu_seqlens_q = cu,
+        .tables = {.blocks = p.blocks, .seqlens_k = &n_keys, .n_seqs = 1, .max_blocks = p.max_blocks}};
     CHECK_EQ(paged_attn_plan(attn, &batch, &p.kv, NULL), PAGED_OK);
     float q[7 * 400], out[7 * 384];
     /* Half the query with twice the scale of 1/8: powers of two, so the same bits. */
     for (int32_t i = 0; i < 7; i++)
         for (int32_t d = 0; d < 384; d++) q[i * 400 + d] = w.q[i * 384 + d] / 2;
-    paged_attn_run(attn, &p.kv, q, 400, out, 0, NULL, 0, 1);
+    paged_attn_run(attn, &p.kv, &(paged_attn_io){.q = q, .q_stride = 400, .out = out}, 0, 1);
     CHECK(memcmp(out, want.out, sizeof out) == 0);
     paged_attn_free(attn);
     paged_attn_free(NULL);
@@ -227,10 +228,12 @@ typedef struct worker {
 static void *work(void *user) {
     worker *self = user;
     for (int32_t repeat = 0; repeat < 20; repeat++) {
-        paged_attn_run(self->attn, &self->p->kv, self->w->q, 0, self->r->out, 0, self->r->lse, self->ith,
+        paged_attn_run(self->attn, &self->p->kv,
+                       &(paged_attn_io){.q = self->w->q, .out = self->r->out, .lse = self->r->lse}, self->ith,
                        self->nth);
         pthread_barrier_wait(self->barrier);
-        paged_attn_merge(self->attn, self->r->out, 0, self->r->lse, self->ith, self->nth);
+        paged_attn_merge(self->attn, &(paged_attn_io){.out = self->r->out, .lse = self->r->lse}, self->ith,
+                         self->nth);
         pthread_barrier_wait(self->barrier);
     }
     return NULL;
@@ -247,12 +250,12 @@ static void real_threads(void) {
     result want = run_all(&w, &p, 1), r = result_make(&w);
     paged_attn *attn = attn_make(&w, &p, N);
     const int32_t cu[] = {0, 1, 3, 8};
-    paged_batch batch = {cu,
-                         {.blocks = p.blocks,
-                          .seq_stride = p.max_blocks,
-                          .seqlens_k = n_keys,
-                          .n_seqs = 3,
-                          .max_blocks = p.max_blocks}};
+    paged_batch batch = {.cu_seqlens_q = cu,
+                         .tables = {.blocks = p.blocks,
+                                    .seq_stride = p.max_blocks,
+                                    .seqlens_k = n_keys,
+                                    .n_seqs = 3,
+                                    .max_blocks = p.max_blocks}};
     CHECK_EQ(paged_attn_plan(attn, &batch, &p.kv, NULL), PAGED_OK);
     CHECK(paged_attn_needs_merge(attn));
     pthread_barrier_t barrier;
@@ -382,8 +385,9 @@ static void setting_init(setting *s) {
     s->cu[2] = 5;
     s->rows[1] = 1;
     s->batch = (paged_batch){
-        s->cu,
-        {.blocks = s->blocks[0], .seq_stride = 8, .seqlens_k = s->n_keys, .n_seqs = 2, .max_blocks = 8}};
+        .cu_seqlens_q = s->cu,
+        .tables = {
+            .blocks = s->blocks[0], .seq_stride = 8, .seqlens_k = s->n_keys, .n_seqs = 2, .max_blocks = 8}};
 }
 
 /* Plans the setting; then run and merge must leave the output alone. */
@@ -398,8 +402,8 @@ static void check_refused(setting *s, paged_status status, const char *says, int
     if (got != status || err.status != status || !strstr(err.message, says))
         test_fail(__FILE__, line, "status %d, \"%s\" does not say \"%s\"", (int)got, err.message, says);
     memset(s->out, 1, sizeof s->out);
-    paged_attn_run(attn, &s->kv, s->q, 0, s->out, 0, NULL, 0, 1);
-    paged_attn_merge(attn, s->out, 0, NULL, 0, 1);
+    paged_attn_run(attn, &s->kv, &(paged_attn_io){.q = s->q, .out = s->out}, 0, 1);
+    paged_attn_merge(attn, &(paged_attn_io){.out = s->out}, 0, 1);
     for (size_t i = 0; i < sizeof s->out; i++) CHECK(((const uint8_t *)s->out)[i] == 1);
     CHECK(!paged_attn_needs_merge(attn));
     paged_attn_free(attn);
@@ -470,7 +474,7 @@ static void plan_accepts(void) {
     CHECK_EQ(paged_attn_plan(attn, &s.batch, &s.kv, NULL), PAGED_OK);
     s.batch.tables.n_seqs = 0;
     CHECK_EQ(paged_attn_plan(attn, &s.batch, &s.kv, NULL), PAGED_OK);
-    paged_attn_run(attn, &s.kv, s.q, 0, s.out, 0, NULL, 0, 1);
+    paged_attn_run(attn, &s.kv, &(paged_attn_io){.q = s.q, .out = s.out}, 0, 1);
     paged_attn_free(attn);
 }
 
@@ -536,7 +540,7 @@ static void allocations_fail(void) {
         if (status == PAGED_OK) {
             n_allowed = 0; /* the plan takes nothing */
             CHECK_EQ(paged_attn_plan(attn, &s.batch, &s.kv, &err), PAGED_OK);
-            paged_attn_run(attn, &s.kv, s.q, 0, s.out, 0, NULL, 0, 1);
+            paged_attn_run(attn, &s.kv, &(paged_attn_io){.q = s.q, .out = s.out}, 0, 1);
             paged_attn_free(attn);
             break;
         }

@@ -243,12 +243,13 @@ static void far_slots(void) {
     paged_attn_config config = {
         .struct_size = sizeof config, .n_heads = 1, .n_kv_heads = 1, .head_dim_k = 64, .block_size = 16};
     const int32_t block = 19999, n_keys = 6, cu[] = {0, 1};
-    paged_batch batch = {cu, {.blocks = &block, .seqlens_k = &n_keys, .n_seqs = 1, .max_blocks = 1}};
+    paged_batch batch = {.cu_seqlens_q = cu,
+                         .tables = {.blocks = &block, .seqlens_k = &n_keys, .n_seqs = 1, .max_blocks = 1}};
     paged_attn *attn;
     CHECK_EQ(paged_attn_create(&config, &attn, NULL), PAGED_OK);
     CHECK_EQ(paged_attn_plan(attn, &batch, &kv, NULL), PAGED_OK);
     const float q[64] = {[63] = 100}; /* only key 5 is not zero, and wins */
-    paged_attn_run(attn, &kv, q, 0, out, 0, NULL, 0, 1);
+    paged_attn_run(attn, &kv, &(paged_attn_io){.q = q, .out = out}, 0, 1);
     CHECK(fabsf(out[63] - 63.0f) < 1e-3f);
     paged_attn_free(attn);
     munmap(memory, size);

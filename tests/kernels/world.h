@@ -327,20 +327,23 @@ static inline void run_pieces(const world *w, const place *p, paged_attn *attn, 
                (size_t)(n_rows * q_row) * sizeof(float));
     }
     int64_t n_tables = p->per_head ? w->s.n_kv_heads : 1;
-    paged_batch batch = {cu,
-                         {.blocks = p->blocks,
-                          .rows = rows,
-                          .seq_stride = n_tables * p->max_blocks,
-                          .head_stride = p->per_head ? p->max_blocks : 0,
-                          .seqlens_k = n_keys,
-                          .n_seqs = n,
-                          .max_blocks = p->max_blocks}};
+    paged_batch batch = {.cu_seqlens_q = cu,
+                         .tables = {.blocks = p->blocks,
+                                    .rows = rows,
+                                    .seq_stride = n_tables * p->max_blocks,
+                                    .head_stride = p->per_head ? p->max_blocks : 0,
+                                    .seqlens_k = n_keys,
+                                    .n_seqs = n,
+                                    .max_blocks = p->max_blocks}};
     paged_error err;
     if (paged_attn_plan(attn, &batch, &p->kv, &err)) test_fail(__FILE__, __LINE__, "%s", err.message);
     memset(out, 0xff, (size_t)(w->n_q * stride) * sizeof(float));
-    for (int32_t ith = 0; ith < nth; ith++) paged_attn_run(attn, &p->kv, q, 0, out, stride, lse, ith, nth);
+    for (int32_t ith = 0; ith < nth; ith++)
+        paged_attn_run(attn, &p->kv, &(paged_attn_io){.q = q, .out = out, .out_stride = stride, .lse = lse},
+                       ith, nth);
     if (paged_attn_needs_merge(attn))
-        for (int32_t ith = 0; ith < nth; ith++) paged_attn_merge(attn, out, stride, lse, ith, nth);
+        for (int32_t ith = 0; ith < nth; ith++)
+            paged_attn_merge(attn, &(paged_attn_io){.out = out, .out_stride = stride, .lse = lse}, ith, nth);
     for (int32_t i = 0; i < n; i++)
         for (int32_t j = cu[i]; j < cu[i + 1]; j++) {
             int64_t row = w->first_q[pieces[i].seq] + pieces[i].q_begin + j - cu[i];

@@ -50,8 +50,8 @@ int main(void) {
     paged_batch batch = {.cu_seqlens_q = cu_seqlens_q, .tables = tables};
     if (paged_attn_create(&attn_config, &attn, &err)) return fail("attention", &err);
     if (paged_attn_plan(attn, &batch, &kv, &err)) return fail("plan", &err);
-    paged_attn_run(attn, &kv, q, 0, out, 0, NULL, 0, 1);
-    paged_attn_merge(attn, out, 0, NULL, 0, 1);
+    paged_attn_run(attn, &kv, &(paged_attn_io){.q = q, .out = out}, 0, 1);
+    paged_attn_merge(attn, &(paged_attn_io){.out = out}, 0, 1);
     for (int h = 0; h < N_HEADS; h++) {
         if (memcmp(out + h * HEAD_DIM, v, sizeof v) != 0) return fail("the output is not the value", &err);
     }

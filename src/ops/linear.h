@@ -1,0 +1,108 @@
+/* ops/linear.h: linear layers, y = W x, on the weights that GGUF files have.
+ *
+ *   pack      rows of a GGUF tensor -> tiles of 16 rows, once at load; the original may then be dropped
+ *   quantise  activations of a step -> the form the kernels want, once per input and shared by its matrices
+ *   run       some row tiles of a matrix (or of a stack of matrices with one input) for all tokens
+ *
+ * Quantised weights are seen in one way: w = d * u + m with u an unsigned integer, d and m one pair per 32
+ * weights of a row (16 for Q6_K); a signed format has m = -zero * d. Activations are x = s * q with q in -127
+ * … 127 and one s per 32. So a block contributes d * s * (u · q) + m * (s * sum q): the integer part is
+ * exact, whatever the instruction set, and is followed by a fixed chain of f32 multiply-adds in ascending
+ * order of blocks. Therefore an output element has the same bits for any number of tokens, any thread count
+ * and any division of rows; and quantised types have the same bits on all instruction sets.
+ * F32, F16 and BF16 weights keep activations in f32 (one fma chain per output in ascending k).
+ *
+ * Packed, a tile holds for each block of 32 columns the 16 rows' quants in the order in which a vector of 16
+ * lanes (one a row) × 4 consecutive columns wants them, so that the broadcast of 4 activations against it is
+ * one VPDPBUSD; 4-bit types keep two nibbles a byte. Each type keeps its bits per weight (K-quants gain up to
+ * 0.2 bit for unpacked scales).
+ *
+ * Only base/ may be included. Thread rule: pure functions; a packed matrix does not change.
+ */
+#ifndef PAGED_OPS_LINEAR_H
+#define PAGED_OPS_LINEAR_H
+
+#include "base/base.h"
+
+enum { PAGED__ROW_TILE = 16, PAGED__ACT_BLOCK = 32 };
+
+/* Values are ours; model/ maps ggml's. */
+typedef enum paged__weight_type {
+    PAGED__W_F32,
+    PAGED__W_F16,
+    PAGED__W_BF16,
+    PAGED__W_Q4_0,
+    PAGED__W_Q4_1,
+    PAGED__W_Q5_0,
+    PAGED__W_Q8_0,
+    PAGED__W_Q4_K,
+    PAGED__W_Q5_K,
+    PAGED__W_Q6_K,
+    PAGED__W_IQ4_NL,
+    PAGED__N_WEIGHT_TYPES
+} paged__weight_type;
+
+/* A packed matrix: n_rows outputs, n_cols inputs. Rows are padded to whole tiles with zeros. */
+typedef struct paged__matrix {
+    paged__weight_type type;
+    int32_t n_rows, n_cols, n_tiles;
+    uint8_t *data; /* [n_tiles][tile_bytes], 64-byte aligned; owned by whoever packed */
+    size_t tile_bytes;
+} paged__matrix;
+
+/* Activations of n_tokens rows; the memory is the caller's, paged__act_bytes() of it. */
+typedef struct paged__act {
+    bool quantised; /* else f32 */
+    int32_t n_tokens, n_cols;
+    uint8_t *data;
+} paged__act;
+
+/* What becomes of the sums. */
+typedef enum paged__epilogue {
+    PAGED__STORE,  /* y = W x */
+    PAGED__ADD,    /* y = residual + W x; residual may be y */
+    PAGED__SWIGLU, /* two matrices, gate and up: y = silu(gate x) * (up x) */
+    PAGED__GEGLU   /* y = gelu_tanh(gate x) * (up x) */
+} paged__epilogue;
+
+typedef struct paged__linear_job {
+    const paged__matrix *w[4]; /* [n_w] one input, outputs one behind the other; GLU: gate and up */
+    int32_t n_w;
+    const float *bias[4]; /* each [n_rows] or NULL */
+    const paged__act *x;  /* quantised as paged__wants_quantised() says for every w */
+    float *y;             /* [n_tokens, sum of n_rows] (GLU: [n_tokens, n_rows]), rows of y_stride floats */
+    int64_t y_stride;
+    paged__epilogue epilogue;
+    const float *residual; /* PAGED__ADD: rows of residual_stride floats */
+    int64_t residual_stride;
+} paged__linear_job;
+
+/* False if this shape of this type has no kernel (n_cols no multiple of the format's block); the model then
+ * uses ggml's. */
+bool paged__linear_supports(paged__weight_type type, int64_t n_rows, int64_t n_cols);
+bool paged__wants_quantised(paged__weight_type type);
+
+/* Bytes of `data` for a matrix; 0: not supported or overflow. */
+size_t paged__matrix_bytes(paged__weight_type type, int64_t n_rows, int64_t n_cols);
+
+/* Fills the part of thread ith of nth of w->data from GGUF rows (row_bytes apart); paged__matrix_init() sets
+ * the other fields of w. */
+void paged__matrix_init(paged__matrix *w, paged__weight_type type, int32_t n_rows, int32_t n_cols,
+                        uint8_t *data);
+void paged__matrix_pack(const paged__matrix *w, const void *rows, size_t row_bytes, int32_t ith, int32_t nth);
+/* One row back as f32 [n_cols]: for embeddings, and tests. */
+void paged__matrix_row(const paged__matrix *w, int32_t row, float *out);
+
+size_t paged__act_bytes(bool quantised, int32_t n_tokens, int32_t n_cols);
+/* Row `token` of the activations from f32 [n_cols]. With `norm_weight` [n_cols] it is RMS-normalised first:
+ * x / sqrt(mean(x^2) + eps) * norm_weight (sum in a fixed order). */
+void paged__act_set(const paged__act *act, int32_t token, const float *x, const float *norm_weight,
+                    float eps);
+
+/* The part of thread ith of nth: row tiles, so that bytes of weights are equal. Cannot fail. */
+void paged__linear_run(const paged__linear_job *job, int32_t ith, int32_t nth);
+
+/* "avx512_vnni", "avx2", "ref", "neon" */
+const char *paged__linear_kernels(void);
+
+#endif
