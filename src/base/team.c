@@ -1,0 +1,190 @@
+/* base/team.c: see team.h.
+ *
+ * Everything that a thread waits for is a counter that only grows, a *gate*: `job` opens for each run,
+ * `phase` for each barrier. Who waits remembers the value it has seen and waits for another one. A gate has
+ * its own cache line: the others spin on it while the last thread writes.
+ *
+ * No wake-up is lost: a thread counts itself as a sleeper before the kernel compares the gate with the value
+ * seen; who opens it writes the gate before it looks for sleepers. All four are sequentially consistent, so
+ * one of the two sees the other.
+ */
+#include "base/team.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum {
+    CACHE_LINE = 64,
+    SPINS = 256, /* about 3 µs of pauses */
+    YIELDS = 512 /* about 200 µs when nobody else wants the core: longer than sampling takes between steps */
+};
+
+typedef struct gate {
+    _Alignas(CACHE_LINE) _Atomic uint32_t value;
+    _Atomic uint32_t n_sleepers;
+} gate;
+
+typedef struct member {
+    struct paged__team *team;
+    int32_t ith, cpu; /* cpu -1: any */
+    pthread_t thread;
+} member;
+
+struct paged__team {
+    gate job, phase;
+    _Alignas(CACHE_LINE) _Atomic uint32_t n_arrived; /* at the next barrier */
+    paged__team_fn fn;                               /* of this run; NULL: the end */
+    void *user;
+    int32_t n_threads;
+    member *members; /* [n_threads], the caller first */
+};
+
+static void pause_core(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void gate_open(gate *g) {
+    atomic_fetch_add(&g->value, 1);
+    if (atomic_load(&g->n_sleepers))
+        syscall(SYS_futex, &g->value, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+}
+
+static bool gate_has_opened(gate *g, uint32_t seen) {
+    return atomic_load_explicit(&g->value, memory_order_acquire) != seen;
+}
+
+static void gate_wait(gate *g, uint32_t seen) {
+    for (int32_t i = 0; i < SPINS; i++) {
+        if (gate_has_opened(g, seen)) return;
+        pause_core();
+    }
+    for (int32_t i = 0; i < YIELDS; i++) {
+        if (gate_has_opened(g, seen)) return;
+        sched_yield();
+    }
+    atomic_fetch_add(&g->n_sleepers, 1);
+    while (!gate_has_opened(g, seen)) syscall(SYS_futex, &g->value, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+    atomic_fetch_sub(&g->n_sleepers, 1);
+}
+
+void paged__team_barrier(paged__team *team) {
+    if (team->n_threads == 1) return;
+    const uint32_t seen = atomic_load_explicit(&team->phase.value, memory_order_relaxed);
+    if (atomic_fetch_add(&team->n_arrived, 1) + 1 == (uint32_t)team->n_threads) {
+        /* Before the gate opens, so that nobody arrives at the next barrier earlier. */
+        atomic_store_explicit(&team->n_arrived, 0, memory_order_relaxed);
+        gate_open(&team->phase);
+    } else {
+        gate_wait(&team->phase, seen);
+    }
+}
+
+static void stay_on(int32_t cpu) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET((size_t)cpu, &one);
+    /* A wish: the CPU may have gone since. */
+    pthread_setaffinity_np(pthread_self(), sizeof one, &one);
+}
+
+static void *work(void *arg) {
+    const member *me = arg;
+    paged__team *team = me->team;
+    if (me->cpu >= 0) stay_on(me->cpu);
+    for (uint32_t seen = 0;; seen++) {
+        gate_wait(&team->job, seen);
+        if (!team->fn) return NULL;
+        team->fn(team->user, me->ith, team->n_threads);
+        paged__team_barrier(team);
+    }
+}
+
+void paged__team_run(paged__team *team, paged__team_fn fn, void *user) {
+    team->fn = fn;
+    team->user = user;
+    gate_open(&team->job);
+    fn(user, 0, team->n_threads);
+    paged__team_barrier(team);
+}
+
+/* The CPUs of the caller in turn, beginning with the second; -1 where they are not known. */
+static void choose_cpus(paged__team *team) {
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) == 0) return;
+    int32_t cpu = -1;
+    for (int32_t i = 0; i < team->n_threads; i++) {
+        do cpu = (cpu + 1) % CPU_SETSIZE;
+        while (!CPU_ISSET((size_t)cpu, &allowed));
+        team->members[i].cpu = cpu;
+    }
+}
+
+/* The number of threads that could be started; on failure *why is the system's number. */
+static int32_t start(paged__team *team, int *why) {
+    sigset_t all, before;
+    int32_t n = 1;
+    /* A new thread inherits the mask: signals are for the threads of the program. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (*why = 0; n < team->n_threads; n++) {
+        char name[16];
+        if ((*why = pthread_create(&team->members[n].thread, NULL, work, &team->members[n])) != 0) break;
+        snprintf(name, sizeof name, "paged-%d", n % 1000);
+        pthread_setname_np(team->members[n].thread, name);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return n;
+}
+
+/* Ends the threads 1 … n_started - 1. */
+static void stop(paged__team *team, int32_t n_started) {
+    team->fn = NULL;
+    gate_open(&team->job);
+    for (int32_t i = 1; i < n_started; i++) pthread_join(team->members[i].thread, NULL);
+}
+
+paged_status paged__team_create(int32_t n_threads, bool pin, paged__team **out, paged_error *err) {
+    if (n_threads < 1 || n_threads > PAGED__TEAM_MAX)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "%d threads; 1 … %d", n_threads, PAGED__TEAM_MAX);
+    paged__team *team = paged__calloc(1, sizeof *team);
+    member *members = paged__calloc((size_t)n_threads, sizeof *members);
+    if (!team || !members) {
+        paged__free(team);
+        paged__free(members);
+        return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %d threads", n_threads);
+    }
+    team->n_threads = n_threads;
+    team->members = members;
+    for (int32_t i = 0; i < n_threads; i++) members[i] = (member){.team = team, .ith = i, .cpu = -1};
+    if (pin) choose_cpus(team);
+    int why;
+    const int32_t n_started = start(team, &why);
+    if (n_started < n_threads) {
+        char reason[128];
+        stop(team, n_started);
+        paged__free(members);
+        paged__free(team);
+        return paged__fail(err, PAGED_ERR_NO_MEMORY, "the system started %d of %d threads: %s", n_started,
+                           n_threads, strerror_r(why, reason, sizeof reason));
+    }
+    *out = team;
+    return PAGED_OK;
+}
+
+void paged__team_free(paged__team *team) {
+    if (!team) return;
+    stop(team, team->n_threads);
+    paged__free(team->members);
+    paged__free(team);
+}

@@ -1,0 +1,218 @@
+/* Goal: a team runs everything exactly once, in step, sleeps when idle, and stays usable with more threads
+ * than cores. Method: plain data that only the barriers order, so that a barrier that leaks shows as a wrong
+ * sum, and as a race under TSan (pthread_create is behind paged__team_create); CPU clocks. */
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/team.h"
+#include "test.h"
+
+enum { MAX_THREADS = 8 };
+
+static double seconds(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static paged__team *make(int32_t n) {
+    paged__team *team = NULL;
+    CHECK_EQ(paged__team_create(n, false, &team, NULL), PAGED_OK);
+    return team;
+}
+
+/* Each round every thread adds up what all wrote in the round before: a sum that is right for all proves that
+ * nobody ran ahead and nobody stayed behind. */
+typedef struct ring {
+    paged__team *team;
+    int32_t n_rounds;
+    struct {
+        _Alignas(64) int64_t values[2]; /* by parity of the round */
+        int64_t wrong;
+    } of[MAX_THREADS];
+} ring;
+
+static void turn(void *user, int32_t ith, int32_t nth) {
+    ring *r = user;
+    for (int32_t round = 0; round < r->n_rounds; round++) {
+        r->of[ith].values[round & 1] = (int64_t)round * nth + ith;
+        paged__team_barrier(r->team);
+        int64_t sum = 0;
+        for (int32_t i = 0; i < nth; i++) sum += r->of[i].values[round & 1];
+        r->of[ith].wrong += sum != (int64_t)round * nth * nth + (int64_t)nth * (nth - 1) / 2;
+    }
+}
+
+static void barriers_hold(void) {
+    for (int32_t n = 1; n <= MAX_THREADS; n = n < 4 ? n + 1 : 2 * n) {
+        ring r = {.team = make(n), .n_rounds = test_long ? 100000 : 500};
+        paged__team_run(r.team, turn, &r);
+        for (int32_t i = 0; i < n; i++) {
+            CHECK_EQ(r.of[i].wrong, 0);
+            CHECK_EQ(r.of[i].values[(r.n_rounds - 1) & 1], (int64_t)(r.n_rounds - 1) * n + i);
+        }
+        paged__team_free(r.team);
+    }
+}
+
+/* What run's caller wrote before is seen inside, and what the threads wrote is seen after. */
+typedef struct count {
+    int32_t add, n_seen[MAX_THREADS], nth[MAX_THREADS];
+} count;
+
+static void add(void *user, int32_t ith, int32_t nth) {
+    count *c = user;
+    c->n_seen[ith] += c->add;
+    c->nth[ith] = nth;
+}
+
+static void runs_follow_each_other(void) {
+    for (int32_t n = 1; n <= 4; n++) {
+        paged__team *team = make(n);
+        count c = {0};
+        int32_t want = 0;
+        for (int32_t i = 0; i < 300; i++) {
+            c.add = i;
+            want += i;
+            if (i % 100 == 99) usleep(2000); /* long enough for the others to fall asleep */
+            paged__team_run(team, add, &c);
+            for (int32_t t = 0; t < MAX_THREADS; t++) {
+                CHECK_EQ(c.n_seen[t], t < n ? want : 0);
+                CHECK_EQ(c.nth[t], t < n ? n : 0);
+            }
+        }
+        paged__team_free(team);
+    }
+}
+
+static void idle_uses_no_cpu(void) {
+    paged__team *team = make(4);
+    count c = {0};
+    paged__team_run(team, add, &c);
+    usleep(50000);
+    const double before = seconds(CLOCK_PROCESS_CPUTIME_ID);
+    usleep(300000);
+    const double used = seconds(CLOCK_PROCESS_CPUTIME_ID) - before;
+    if (used > 0.015) test_fail(__FILE__, __LINE__, "an idle team used %.1f ms of CPU in 300 ms", used * 1e3);
+    paged__team_free(team);
+}
+
+/* One thread works a while in each round, the others wait: twice as many threads as cores must cost about
+ * what the work costs and not a time slice a barrier. */
+static void uneven(void *user, int32_t ith, int32_t nth) {
+    ring *r = user;
+    for (int32_t round = 0; round < r->n_rounds; round++) {
+        if (round % nth == ith)
+            for (const double end = seconds(CLOCK_THREAD_CPUTIME_ID) + 100e-6;
+                 seconds(CLOCK_THREAD_CPUTIME_ID) < end;) {
+            }
+        paged__team_barrier(r->team);
+    }
+}
+
+static void more_threads_than_cores(void) {
+    cpu_set_t before, two;
+    CHECK_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+    CPU_ZERO(&two);
+    for (int32_t cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&two) < 2; cpu++)
+        if (CPU_ISSET((size_t)cpu, &before)) CPU_SET((size_t)cpu, &two);
+    CHECK_EQ(sched_setaffinity(0, sizeof two, &two), 0);
+    ring r = {.team = make(4), .n_rounds = 500};
+    const double start = seconds(CLOCK_MONOTONIC);
+    paged__team_run(r.team, uneven, &r);
+    const double took = seconds(CLOCK_MONOTONIC) - start;
+    sched_setaffinity(0, sizeof before, &before);
+    paged__team_free(r.team);
+    /* 50 ms of work. A barrier that only spins takes a time slice (3 ms and more) in most rounds: 1.5 s. The
+     * bound leaves room for a busy machine. */
+    printf("  4 threads on %d cores: %.0f ms for 50 ms of work\n", CPU_COUNT(&two), took * 1e3);
+    if (took > 1.0) test_fail(__FILE__, __LINE__, "500 rounds of 0.1 ms took %.0f ms", took * 1e3);
+}
+
+static volatile sig_atomic_t handled_by_main;
+static pthread_t main_thread;
+
+static void on_signal(int number) {
+    (void)number;
+    handled_by_main = pthread_equal(pthread_self(), main_thread) ? 1 : -1;
+}
+
+static void signals_are_for_the_program(void) {
+    paged__team *team = make(4);
+    main_thread = pthread_self();
+    signal(SIGUSR1, on_signal);
+    for (int32_t i = 0; i < 20; i++) {
+        handled_by_main = 0;
+        kill(getpid(), SIGUSR1);
+        for (int32_t wait = 0; wait < 1000 && !handled_by_main; wait++) usleep(1000);
+        CHECK_EQ(handled_by_main, 1);
+    }
+    signal(SIGUSR1, SIG_DFL);
+    paged__team_free(team);
+}
+
+static void note_cpus(void *user, int32_t ith, int32_t nth) {
+    (void)nth;
+    cpu_set_t *sets = user;
+    sched_getaffinity(0, sizeof *sets, &sets[ith]);
+}
+
+static void pinned_threads_stay(void) {
+    cpu_set_t mine, sets[4];
+    paged__team *team = NULL;
+    sched_getaffinity(0, sizeof mine, &mine);
+    CHECK_EQ(paged__team_create(4, true, &team, NULL), PAGED_OK);
+    paged__team_run(team, note_cpus, sets);
+    CHECK(CPU_EQUAL(&sets[0], &mine)); /* the caller is left alone */
+    for (int32_t i = 1; i < 4; i++) {
+        CHECK_EQ(CPU_COUNT(&sets[i]), 1);
+        CPU_AND(&sets[i], &sets[i], &mine);
+        CHECK_EQ(CPU_COUNT(&sets[i]), 1);
+    }
+    paged__team_free(team);
+}
+
+static int32_t n_until_failure;
+
+static void *failing_alloc(void *user, size_t size_bytes, size_t align) {
+    (void)user;
+    return n_until_failure-- > 0 ? aligned_alloc(align, (size_bytes + align - 1) / align * align) : NULL;
+}
+
+static void failing_free(void *user, void *ptr) {
+    (void)user;
+    free(ptr);
+}
+
+static void create_refuses(void) {
+    paged__team *team = NULL;
+    paged_error err;
+    const int32_t wrong[] = {0, -1, PAGED__TEAM_MAX + 1};
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(paged__team_create(wrong[i], false, &team, &err), PAGED_ERR_INVALID_ARG);
+        char number[16];
+        snprintf(number, sizeof number, "%d", wrong[i]);
+        CHECK(strstr(err.message, number));
+    }
+    paged_allocator_set(&(paged_allocator){failing_alloc, failing_free, NULL});
+    for (int n = 0; n < 2; n++) {
+        n_until_failure = n;
+        CHECK_EQ(paged__team_create(2, false, &team, &err), PAGED_ERR_NO_MEMORY);
+    }
+    paged_allocator_set(NULL);
+    CHECK(team == NULL);
+    paged__team_free(NULL);
+}
+
+#define TESTS(X)                                                                                             \
+    X(barriers_hold)                                                                                         \
+    X(runs_follow_each_other)                                                                                \
+    X(idle_uses_no_cpu)                                                                                      \
+    X(more_threads_than_cores)                                                                               \
+    X(signals_are_for_the_program)                                                                           \
+    X(pinned_threads_stay)                                                                                   \
+    X(create_refuses)
+TEST_MAIN(TESTS)
