@@ -1,0 +1,323 @@
+/* linear_vnni.c: quantised linear layers for AVX-512 with VNNI. See linear_kernels.h for the data and for the
+ * chain of an output.
+ *
+ * A vector has 16 rows × 4 columns of weights as unsigned bytes; VPDPBUSD multiplies it by 4 activations that
+ * are broadcast from memory. A register tile is up to 2 tiles × 6 tokens: 12 integer sums of the block and 12
+ * f32 sums, so that each weight vector serves 6 tokens and each broadcast 32 rows. The offset of the unsigned
+ * form is what the integer sums begin with. A block of 32 columns costs a token and tile 8 VPDPBUSD, one
+ * conversion, one multiplication and one or two multiply-adds.
+ *
+ * Up to 6 tokens read the packed format as it comes from memory. For more tokens, 512 columns of the two
+ * tiles are first unpacked to a panel of bytes in L1, from which all groups of 6 then read.
+ */
+#include <immintrin.h>
+
+#include "ops/linear_lanes.h"
+#include "ops/linear_vnni.h"
+
+/* What the weights are read from: one of the packed formats, or a panel. */
+typedef struct source {
+    paged__weight_type type;
+    bool panel;
+} source;
+
+enum {
+    TILES = 2,         /* at a time */
+    PANEL_BLOCK = 640, /* quants u8[8][64], d f32[16], then m, or d of the second half, f32[16] */
+    PANEL_BLOCKS = PAGED__PANEL_COLS / PAGED__ACT_BLOCK
+};
+
+/* ---- one block of the packed format ---- */
+
+/* The block's quants (and high bits before them). */
+INLINE const uint8_t *block_of(const uint8_t *unit, int64_t b, const paged__weight_type type) {
+    return unit + paged__head_bytes(type) + b * paged__block_bytes(type);
+}
+
+/* 16 rows × 4 columns as unsigned bytes: those from column 4 i on, i < 4, of half h of the block. */
+INLINE __m512i quants(const uint8_t *block, int i, const int h, const paged__weight_type type) {
+    const uint8_t *q = block + paged__high_bytes(type);
+    if (type == PAGED__W_Q8_0) return _mm512_load_si512(q + h * 256 + i * 64);
+    const __m512i both = _mm512_load_si512(q + i * 64), mask = _mm512_set1_epi8(15);
+    const __m512i low = _mm512_and_si512(h ? _mm512_srli_epi16(both, 4) : both, mask);
+    if (type == PAGED__W_IQ4_NL) {
+        const __m128i *table = (const __m128i *)(const void *)paged__iq4_nl;
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table)), low);
+    }
+    if (!paged__high_bytes(type)) return low;
+    /* Bit i, or i + 4, of 8; field i of two bits of 4. */
+    const bool pairs = paged__high_bytes(type) == 128;
+    const __m512i all = _mm512_load_si512(block + (pairs ? h * 64 : 0));
+    const __m512i down = _mm512_srl_epi32(all, _mm_cvtsi32_si128(pairs ? 2 * i : i));
+    const __m512i high = !pairs && h ? down : _mm512_slli_epi32(down, 4);
+    return _mm512_ternarylogic_epi32(low, high, _mm512_set1_epi8(pairs ? 48 : 16),
+                                     0xf8); /* low | (high & c) */
+}
+
+INLINE __m512 f32_of_f16(const uint8_t *src) {
+    return _mm512_cvtph_ps(_mm256_load_si256((const __m256i *)(const void *)src));
+}
+INLINE __m512 f32_of_u8(const uint8_t *src) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *)(const void *)src)));
+}
+INLINE __m512 f32_of_i8(const uint8_t *src) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128((const __m128i *)(const void *)src)));
+}
+
+/* d of half `half` (Q6_K only: 1) of block b. Products with 6- and 8-bit scales are exact. */
+INLINE __m512 scale_of(const uint8_t *unit, int64_t b, const int half, const paged__weight_type type) {
+    if (!paged__is_k(type)) return f32_of_f16(unit + b * 32);
+    const uint8_t *at = unit + 64 + b * 32 + half * 16;
+    return _mm512_mul_ps(f32_of_f16(unit), type == PAGED__W_Q6_K ? f32_of_i8(at) : f32_of_u8(at));
+}
+INLINE __m512 min_of(const uint8_t *unit, int64_t b, const paged__weight_type type) {
+    if (!paged__is_k(type)) return f32_of_f16(unit + 64 + b * 32);
+    return _mm512_mul_ps(f32_of_f16(unit + 32), f32_of_u8(unit + 64 + b * 32 + 16));
+}
+
+/* ---- one block, up to 2 tiles × 6 tokens ---- */
+
+/* The tiles' blocks: in the packed format, or in the panel. */
+typedef struct block_at {
+    const uint8_t *unit[TILES]; /* panel: the block itself */
+    int64_t b;                  /* which of the unit */
+    __m128i shift;              /* panel: log2 of zero */
+} block_at;
+
+INLINE __m512i weights_at(const block_at *at, const int r, int i, const int h, const source from) {
+    if (from.panel) return _mm512_load_si512(at->unit[r] + h * 256 + i * 64);
+    return quants(block_of(at->unit[r], at->b, from.type), i, h, from.type);
+}
+INLINE __m512 scale_at(const block_at *at, const int r, const int half, const source from) {
+    if (from.panel) return _mm512_load_ps(at->unit[r] + 512 + half * 64);
+    return scale_of(at->unit[r], at->b, half, from.type);
+}
+INLINE __m512 min_at(const block_at *at, const int r, const source from) {
+    if (from.panel) return _mm512_load_ps(at->unit[r] + 576);
+    return min_of(at->unit[r], at->b, from.type);
+}
+
+/* -zero * sum q, over the block or a half of it. */
+INLINE __m512i offset(const block_at *at, const paged__act_block *x, const int half, const source from) {
+    if (paged__has_min(from.type)) return _mm512_setzero_si512();
+    const __m512i all = _mm512_set1_epi32(x->neg_sum), first = _mm512_set1_epi32(x->neg_first);
+    const __m512i sum = from.type != PAGED__W_Q6_K ? all : half ? _mm512_sub_epi32(all, first) : first;
+    if (from.panel) return _mm512_sll_epi32(sum, at->shift);
+    return _mm512_slli_epi32(sum, (unsigned)paged__zero_shift(from.type) & 31u);
+}
+
+INLINE __m512i four(const paged__act_block *x, int i) {
+    int32_t q;
+    memcpy(&q, x->q + 4 * i, sizeof q);
+    return _mm512_set1_epi32(q);
+}
+
+/* acc[TILES][n_tokens] goes on by one block. */
+INLINE void block(__m512 acc[TILES][PAGED__ACT_GROUP], const block_at *at, const paged__act_block *x,
+                  const int n_tokens, const source from) {
+    const bool by_halves = from.type == PAGED__W_Q6_K;
+    const int n_passes = by_halves ? 2 : 1, n_halves = by_halves ? 1 : 2;
+    UNROLL for (int pass = 0; pass < n_passes; pass++) {
+        __m512i dot[TILES][PAGED__ACT_GROUP];
+        UNROLL for (int t = 0; t < n_tokens; t++) dot[0][t] = dot[1][t] = offset(at, x + t, pass, from);
+        ROLLED for (int i = 0; i < 4; i++) {
+            UNROLL for (int k = 0; k < n_halves; k++) {
+                const int h = by_halves ? pass : k;
+                const __m512i w[TILES] = {weights_at(at, 0, i, h, from), weights_at(at, 1, i, h, from)};
+                UNROLL for (int t = 0; t < n_tokens; t++) {
+                    const __m512i q = four(x + t, 4 * h + i);
+                    dot[0][t] = _mm512_dpbusd_epi32(dot[0][t], w[0], q);
+                    dot[1][t] = _mm512_dpbusd_epi32(dot[1][t], w[1], q);
+                }
+            }
+        }
+        UNROLL for (int r = 0; r < TILES; r++) {
+            const __m512 d = scale_at(at, r, pass, from);
+            UNROLL for (int t = 0; t < n_tokens; t++) acc[r][t] = _mm512_fmadd_ps(
+                _mm512_cvtepi32_ps(dot[r][t]), _mm512_mul_ps(d, _mm512_set1_ps(x[t].s)), acc[r][t]);
+        }
+    }
+    if (!paged__has_min(from.type)) return;
+    UNROLL for (int r = 0; r < TILES; r++) {
+        const __m512 m = min_at(at, r, from);
+        UNROLL for (int t = 0; t < n_tokens; t++) acc[r][t] =
+            _mm512_fmadd_ps(m, _mm512_set1_ps(x[t].s_sum), acc[r][t]);
+    }
+}
+
+/* A job of the functions below. With one tile, tile[1] is tile[0] again, and its sums go nowhere. */
+typedef struct task {
+    float *sums; /* [n_tokens][n_tiles * 16] */
+    int32_t n_tiles;
+    const uint8_t *tile[TILES]; /* packed, or the panel */
+    int64_t n_units;            /* panel: blocks */
+    const paged__act_block *x;  /* of the group, at the first of the units */
+    int shift;                  /* panel: log2 of zero */
+} task;
+
+INLINE void load_sums(__m512 acc[TILES][PAGED__ACT_GROUP], const task *k, const int n_tokens) {
+    UNROLL for (int t = 0; t < n_tokens; t++) {
+        const float *sums = k->sums + t * k->n_tiles * PAGED__ROW_TILE;
+        acc[0][t] = _mm512_load_ps(sums);
+        acc[1][t] = k->n_tiles > 1 ? _mm512_load_ps(sums + 16) : _mm512_setzero_ps();
+    }
+}
+INLINE void store_sums(const task *k, __m512 acc[TILES][PAGED__ACT_GROUP], const int n_tokens) {
+    UNROLL for (int t = 0; t < n_tokens; t++) {
+        float *sums = k->sums + t * k->n_tiles * PAGED__ROW_TILE;
+        _mm512_store_ps(sums, acc[0][t]);
+        if (k->n_tiles > 1) _mm512_store_ps(sums + 16, acc[1][t]);
+    }
+}
+
+/* ---- few tokens: straight from the packed format ---- */
+
+/* Memory is asked for so much ahead of use. */
+enum { AHEAD = 2048 };
+
+INLINE void prefetch(const uint8_t *from, const int64_t n) {
+    for (int64_t i = 0; i < n; i += 64) _mm_prefetch((const char *)from + AHEAD + i, _MM_HINT_T0);
+}
+
+INLINE void packed_units(const task *k, const int n_tokens, const paged__weight_type type) {
+    const source from = {type, false};
+    __m512 acc[TILES][PAGED__ACT_GROUP];
+    UNROLL for (int t = 0; t < n_tokens; t++) acc[0][t] = acc[1][t] = _mm512_setzero_ps();
+    block_at at = {.unit = {k->tile[0], k->tile[1]}};
+    const paged__act_block *x = k->x;
+    for (int64_t u = 0; u < k->n_units; u++) {
+        prefetch(at.unit[0], paged__head_bytes(type));
+        prefetch(at.unit[1], paged__head_bytes(type));
+        ROLLED for (at.b = 0; at.b < paged__unit_blocks(type); at.b++, x += n_tokens) {
+            prefetch(block_of(at.unit[0], at.b, type), paged__block_bytes(type));
+            prefetch(block_of(at.unit[1], at.b, type), paged__block_bytes(type));
+            block(acc, &at, x, n_tokens, from);
+        }
+        at.unit[0] += paged__unit_bytes(type);
+        at.unit[1] += paged__unit_bytes(type);
+    }
+    store_sums(k, acc, n_tokens);
+}
+
+/* ---- many tokens: through a panel [blocks][TILES] ---- */
+
+INLINE void panel_blocks(const task *k, const int n_tokens, const paged__weight_type like) {
+    const source from = {like, true};
+    __m512 acc[TILES][PAGED__ACT_GROUP];
+    load_sums(acc, k, n_tokens);
+    block_at at = {.unit = {k->tile[0], k->tile[1]}, .shift = _mm_cvtsi32_si128(k->shift)};
+    const paged__act_block *x = k->x;
+    ROLLED for (int64_t b = 0; b < k->n_units; b++, x += n_tokens) {
+        block(acc, &at, x, n_tokens, from);
+        at.unit[0] += TILES * PANEL_BLOCK;
+        at.unit[1] += TILES * PANEL_BLOCK;
+    }
+    store_sums(k, acc, n_tokens);
+}
+
+/* One tile's share of the panel. */
+INLINE void unpack_tile(uint8_t *panel, const uint8_t *unit, int64_t n_units, const paged__weight_type type) {
+    for (int64_t u = 0; u < n_units; u++, unit += paged__unit_bytes(type))
+        ROLLED for (int64_t b = 0; b < paged__unit_blocks(type); b++, panel += TILES * PANEL_BLOCK) {
+            const uint8_t *from = block_of(unit, b, type);
+            prefetch(from, paged__block_bytes(type));
+            UNROLL for (int i = 0; i < 4; i++) {
+                _mm512_store_si512(panel + i * 64, quants(from, i, 0, type));
+                _mm512_store_si512(panel + 256 + i * 64, quants(from, i, 1, type));
+            }
+            _mm512_store_ps(panel + 512, scale_of(unit, b, 0, type));
+            if (type == PAGED__W_Q6_K) _mm512_store_ps(panel + 576, scale_of(unit, b, 1, type));
+            if (paged__has_min(type)) _mm512_store_ps(panel + 576, min_of(unit, b, type));
+        }
+}
+
+/* ---- the functions for each format and number of tokens ---- */
+
+typedef void (*task_fn)(const task *k);
+typedef void (*unpack_fn)(uint8_t *panel, const uint8_t *unit, int64_t n_units);
+
+#define FUNCTION(way, type, n)                                                                               \
+    static void way##_##type##_##n(const task *k) {                                                          \
+        way(k, n, PAGED__W_##type);                                                                          \
+    }
+#define FUNCTIONS(way, type)                                                                                 \
+    FUNCTION(way, type, 1)                                                                                   \
+    FUNCTION(way, type, 2)                                                                                   \
+    FUNCTION(way, type, 3)                                                                                   \
+    FUNCTION(way, type, 4)                                                                                   \
+    FUNCTION(way, type, 5)                                                                                   \
+    FUNCTION(way, type, 6)
+#define LIST(way, type)                                                                                      \
+    {                                                                                                        \
+        way##_##type##_1, way##_##type##_2, way##_##type##_3, way##_##type##_4, way##_##type##_5,            \
+            way##_##type##_6                                                                                 \
+    }
+#define FORMATS(X) X(Q4_0) X(Q4_1) X(Q5_0) X(Q8_0) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL)
+
+#define FORMAT(type)                                                                                         \
+    FUNCTIONS(packed_units, type)                                                                            \
+    static void unpack_##type(uint8_t *panel, const uint8_t *unit, int64_t n_units) {                        \
+        unpack_tile(panel, unit, n_units, PAGED__W_##type);                                                  \
+    }
+FORMATS(FORMAT)
+/* Panels differ only in whether there are minima, or halves. */
+FUNCTIONS(panel_blocks, Q8_0)
+FUNCTIONS(panel_blocks, Q4_1)
+FUNCTIONS(panel_blocks, Q6_K)
+
+#define PACKED(type) [PAGED__W_##type] = LIST(packed_units, type),
+#define UNPACK(type) [PAGED__W_##type] = unpack_##type,
+static const task_fn packed[PAGED__N_WEIGHT_TYPES][PAGED__ACT_GROUP] = {FORMATS(PACKED)};
+static const unpack_fn unpack[PAGED__N_WEIGHT_TYPES] = {FORMATS(UNPACK)};
+static const task_fn panel_plain[] = LIST(panel_blocks, Q8_0), panel_min[] = LIST(panel_blocks, Q4_1),
+                     panel_halves[] = LIST(panel_blocks, Q6_K);
+
+static void sums_by_panel(float *out, const paged__matrix *w, const uint8_t *tile, int32_t n_tiles,
+                          int64_t n_units, const paged__act *x, int32_t token0, int32_t n_tokens) {
+    _Alignas(64) uint8_t panel[PANEL_BLOCKS * TILES * PANEL_BLOCK];
+    const int64_t unit_blocks = paged__unit_blocks(w->type), most = PANEL_BLOCKS / unit_blocks;
+    const task_fn *run = w->type == PAGED__W_Q6_K  ? panel_halves
+                         : paged__has_min(w->type) ? panel_min
+                                                   : panel_plain;
+    const int32_t stride = n_tiles * PAGED__ROW_TILE;
+    memset(out, 0, (size_t)(n_tokens * stride) * sizeof *out);
+    for (int64_t u = 0; u < n_units; u += most) {
+        const int64_t n = PAGED_MIN(most, n_units - u);
+        for (int32_t r = 0; r < n_tiles; r++)
+            unpack[w->type](panel + r * PANEL_BLOCK,
+                            tile + r * (int64_t)w->tile_bytes + u * paged__unit_bytes(w->type), n);
+        for (int32_t t = 0; t < n_tokens; t += PAGED__ACT_GROUP) {
+            const int32_t width = paged__group_tokens(x, token0 + t);
+            const task k = {.sums = out + t * stride,
+                            .n_tiles = n_tiles,
+                            .tile = {panel, n_tiles > 1 ? panel + PANEL_BLOCK : panel},
+                            .n_units = n * unit_blocks,
+                            .x = paged__group_blocks(x, token0 + t) + u * unit_blocks * width,
+                            .shift = paged__zero_shift(w->type)};
+            run[width - 1](&k);
+        }
+    }
+}
+
+static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_tiles, const paged__act *x,
+                 int32_t token0, int32_t n_tokens) {
+    const uint8_t *tile = w->data + (size_t)tile0 * w->tile_bytes;
+    if (!paged__is_quantised(w->type)) {
+        paged__vnni_float_sums(out, w, tile, n_tiles, x, token0, n_tokens);
+        return;
+    }
+    const int64_t n_units = (int64_t)w->tile_bytes / paged__unit_bytes(w->type);
+    if (n_tokens > PAGED__ACT_GROUP) {
+        sums_by_panel(out, w, tile, n_tiles, n_units, x, token0, n_tokens);
+        return;
+    }
+    const task k = {.sums = out,
+                    .n_tiles = n_tiles,
+                    .tile = {tile, n_tiles > 1 ? tile + w->tile_bytes : tile},
+                    .n_units = n_units,
+                    .x = paged__group_blocks(x, token0)};
+    packed[w->type][n_tokens - 1](&k);
+}
+
+const paged__linear_kernels_table paged__linear_vnni = {
+    .name = "avx512_vnni", .sums = sums, .finish = paged__finish_rows, .act_set = paged__act_set_lanes};

@@ -1,0 +1,95 @@
+/* linear.c: who computes which part of a linear layer. See linear.h.
+ *
+ * Threads divide the tiles of a job's matrices by bytes. A thread goes through its tiles a few at a time and
+ * through the tokens in chunks: the kernel gives the sums of a chunk (on the stack, in L1), and the epilogue
+ * puts them where they belong. A weight is read from memory once for up to chunk_tokens() tokens.
+ */
+#include "ops/linear_kernels.h"
+
+static const paged__linear_kernels_table *kernels(void) {
+#if defined(__x86_64__)
+    const uint32_t flags = paged_cpu_flags();
+    if (flags & PAGED_CPU_AVX512_VNNI) return &paged__linear_vnni;
+    if (flags & PAGED_CPU_AVX2) return &paged__linear_avx2;
+#endif
+    return &paged__linear_ref;
+}
+
+const char *paged__linear_kernels(void) {
+    return kernels()->name;
+}
+
+size_t paged__act_bytes(bool quantised, int32_t n_tokens, int32_t n_cols) {
+    size_t bytes;
+    if (n_tokens <= 0 || n_cols <= 0 || n_cols > INT32_MAX - 255) return 0;
+    const size_t row = quantised ? (size_t)paged__act_blocks(n_cols) * sizeof(paged__act_block)
+                                 : (size_t)n_cols * sizeof(float);
+    return paged__mul((size_t)n_tokens, row, &bytes) ? bytes : 0;
+}
+
+void paged__act_set(const paged__act *act, int32_t token, const float *x, const float *norm_weight,
+                    float eps) {
+    kernels()->act_set(act, token, x, norm_weight, eps);
+}
+
+/* Tokens of a chunk: whole groups, and chunks of about the same size. */
+static int32_t chunk_tokens(int32_t n_tokens, int32_t n_tiles) {
+    const int32_t most = PAGED__SUMS_MAX / (n_tiles * PAGED__ROW_TILE);
+    const int32_t n_chunks = (n_tokens + most - 1) / most;
+    return paged__round_up((n_tokens + n_chunks - 1) / n_chunks, PAGED__ACT_GROUP);
+}
+
+/* Some tiles of matrix i (GLU: of gate and up), all tokens; y_first: where its outputs begin in a row of y. */
+static void run_tiles(const paged__linear_kernels_table *k, const paged__linear_job *job, int32_t i,
+                      int32_t y_first, int32_t tile, int32_t n_tiles) {
+    _Alignas(64) float sums[2][PAGED__SUMS_MAX];
+    const bool glu = job->epilogue >= PAGED__SWIGLU;
+    const int32_t row = tile * PAGED__ROW_TILE, n_tokens = job->x->n_tokens,
+                  stride = n_tiles * PAGED__ROW_TILE;
+    const int32_t n_rows = PAGED_MIN(stride, job->w[i]->n_rows - row),
+                  chunk = chunk_tokens(n_tokens, n_tiles);
+    const float *bias = job->bias[i] ? job->bias[i] + row : NULL;
+    const float *bias_up = glu && job->bias[1] ? job->bias[1] + row : NULL;
+    for (int32_t first = 0; first < n_tokens; first += chunk) {
+        const int32_t n = PAGED_MIN(chunk, n_tokens - first);
+        k->sums(sums[0], job->w[i], tile, n_tiles, job->x, first, n);
+        if (glu) k->sums(sums[1], job->w[1], tile, n_tiles, job->x, first, n);
+        for (int32_t t = 0; t < n; t++) {
+            float *y = job->y + (first + t) * job->y_stride + y_first + row;
+            const float *other = glu ? sums[1] + t * stride
+                                 : job->epilogue == PAGED__ADD
+                                     ? job->residual + (first + t) * job->residual_stride + y_first + row
+                                     : NULL;
+            k->finish(y, sums[0] + t * stride, other, bias, bias_up, n_rows, job->epilogue);
+        }
+    }
+}
+
+/* The first tile that begins at or behind byte `cut` of a stack of tiles, in steps of `at_once`. */
+static int32_t tile_at(int64_t cut, const paged__matrix *w, int64_t bytes_before, int64_t tile_bytes,
+                       int32_t at_once) {
+    const int64_t step = tile_bytes * at_once, inside = PAGED_MAX(cut - bytes_before, 0);
+    return (int32_t)PAGED_MIN((inside + step / 2) / step * at_once, (int64_t)w->n_tiles);
+}
+
+void paged__linear_run(const paged__linear_job *job, int32_t ith, int32_t nth) {
+    const paged__linear_kernels_table *k = kernels();
+    const bool glu = job->epilogue >= PAGED__SWIGLU;
+    const int32_t n = glu ? 1 : job->n_w;
+    PAGED_ASSERT(!glu || job->n_w == 2);
+    int64_t tile_bytes[4], all = 0, before = 0;
+    for (int32_t i = 0; i < n; i++) {
+        tile_bytes[i] = (int64_t)(job->w[i]->tile_bytes + (glu ? job->w[1]->tile_bytes : 0));
+        all += tile_bytes[i] * job->w[i]->n_tiles;
+    }
+    const int64_t cuts[2] = {(int64_t)((double)all * ith / nth), (int64_t)((double)all * (ith + 1) / nth)};
+    for (int32_t i = 0, y_first = 0; i < n; y_first += job->w[i++]->n_rows) {
+        const paged__matrix *w = job->w[i];
+        const int32_t at_once = paged__tiles_at_once(w->type);
+        const int32_t begin = tile_at(cuts[0], w, before, tile_bytes[i], at_once);
+        const int32_t end = ith + 1 == nth ? w->n_tiles : tile_at(cuts[1], w, before, tile_bytes[i], at_once);
+        for (int32_t t = begin; t < end; t += at_once)
+            run_tiles(k, job, i, y_first, t, PAGED_MIN(at_once, end - t));
+        before += tile_bytes[i] * w->n_tiles;
+    }
+}

@@ -1,0 +1,138 @@
+/* ops/linear_kernels.h: inside of linear layers: how packed weights and activations lie in memory, and the
+ * table of kernels, one for each instruction set.
+ *
+ * A tile of a quantised matrix is a row of units, a unit 64 columns (256 for K-quants) of 16 rows:
+ *
+ *     head    d of every block      2 × f16[16]                              K: d f16[16], -dmin f16[16]
+ *             m (Q4_1 only)         2 × f16[16]                                 8 × scale u8[16], min u8[16]
+ *             …                                                              Q6_K: 8 × scale i8[2][16]
+ *     blocks  high bits             byte (row, c): bit i is that of column 4 i + c         Q5_0, Q5_K: 64 B
+ *                                   2 vectors, byte (row, c): 2-bit fields of columns 4 i + c       Q6_K: 128
+ *             quants                vector i of 4, byte (row, c): column 4 i + c low, 16 + 4 i + c high: 256
+ *                                   vector i of 8, byte (row, c): column 4 i + c, plus 128          Q8_0: 512
+ *
+ * Columns behind the last have d = m = 0. A tile of F32, F16, BF16 is [n_cols][16 rows].
+ *
+ * Activations: tokens in groups of six, the last one smaller, so that a kernel walks one stream:
+ *
+ *     quantised   [groups][n_blocks][tokens of the group] paged__act_block, zeros behind the last column
+ *     f32         [groups][n_cols][tokens of the group]
+ *
+ * The chain of an output, which every kernel follows for every row and token, over ascending blocks:
+ *
+ *     i   = sum of (u - zero) * q, an exact integer below 2^24          (a half block for Q6_K, twice)
+ *     acc = fma((float)i, d * s, acc)
+ *     acc = fma(m, s * sum q, acc)                                      only the formats with minima
+ */
+#ifndef PAGED_OPS_LINEAR_KERNELS_H
+#define PAGED_OPS_LINEAR_KERNELS_H
+
+#include "ops/linear.h"
+
+enum {
+    PAGED__ACT_GROUP = 6,    /* tokens */
+    PAGED__PANEL_COLS = 512, /* columns that a kernel works on before it goes to the next tokens */
+    PAGED__SUMS_MAX = 3072   /* floats that one call of `sums` gives */
+};
+
+typedef struct paged__act_block {
+    int8_t q[32];
+    float s, s_sum;             /* s_sum = s * sum q */
+    int32_t neg_sum, neg_first; /* -sum q, of all and of the first 16 */
+} paged__act_block;
+
+typedef struct paged__linear_kernels_table {
+    const char *name;
+    /* sums[n_tokens][n_tiles * 16] of the tiles tile0 … and tokens token0 …; token0 begins a group. n_tiles
+     * is at most paged__tiles_at_once(), and n_tokens * n_tiles * 16 at most PAGED__SUMS_MAX. */
+    void (*sums)(float *sums, const paged__matrix *w, int32_t tile0, int32_t n_tiles, const paged__act *x,
+                 int32_t token0, int32_t n_tokens);
+    /* One token, n rows: y from the sums a (of GLU: gate), and b, the sums of up or the residual. Biases may
+     * be NULL. */
+    void (*finish)(float *y, const float *a, const float *b, const float *bias_a, const float *bias_b,
+                   int32_t n, paged__epilogue epilogue);
+    void (*act_set)(const paged__act *act, int32_t token, const float *x, const float *norm_weight,
+                    float eps);
+} paged__linear_kernels_table;
+
+extern const paged__linear_kernels_table paged__linear_ref;
+#if defined(__x86_64__)
+extern const paged__linear_kernels_table paged__linear_avx2, paged__linear_vnni;
+#endif
+
+/* ---- formats; `type` is a constant where kernels ask ---- */
+
+static inline bool paged__is_quantised(paged__weight_type type) {
+    return type > PAGED__W_BF16;
+}
+static inline bool paged__is_k(paged__weight_type type) {
+    return type == PAGED__W_Q4_K || type == PAGED__W_Q5_K || type == PAGED__W_Q6_K;
+}
+static inline bool paged__has_min(paged__weight_type type) {
+    return type == PAGED__W_Q4_1 || type == PAGED__W_Q4_K || type == PAGED__W_Q5_K;
+}
+/* log2 of zero: a power of two in every format. -1: zero is 0. */
+static inline int paged__zero_shift(paged__weight_type type) {
+    return paged__has_min(type)    ? -1
+           : type == PAGED__W_Q4_0 ? 3
+           : type == PAGED__W_Q5_0 ? 4
+           : type == PAGED__W_Q6_K ? 5
+                                   : 7;
+}
+static inline int paged__unit_blocks(paged__weight_type type) {
+    return paged__is_k(type) ? 8 : 2;
+}
+static inline int paged__head_bytes(paged__weight_type type) {
+    return paged__is_k(type) ? 320 : type == PAGED__W_Q4_1 ? 128 : 64;
+}
+static inline int paged__high_bytes(paged__weight_type type) {
+    return type == PAGED__W_Q6_K ? 128 : type == PAGED__W_Q5_0 || type == PAGED__W_Q5_K ? 64 : 0;
+}
+static inline int paged__block_bytes(paged__weight_type type) {
+    return paged__high_bytes(type) + (type == PAGED__W_Q8_0 ? 512 : 256);
+}
+static inline int paged__unit_bytes(paged__weight_type type) {
+    return paged__head_bytes(type) + paged__unit_blocks(type) * paged__block_bytes(type);
+}
+static inline int paged__float_bytes(paged__weight_type type) {
+    return type == PAGED__W_F32 ? 4 : 2;
+}
+
+static inline int32_t paged__round_up(int32_t n, int32_t to) {
+    return (n + to - 1) / to * to;
+}
+/* Blocks of a row of activations, or of weights of the type, with the padding. */
+static inline int32_t paged__act_blocks(int32_t n_cols) {
+    return paged__round_up(n_cols, 64) / PAGED__ACT_BLOCK;
+}
+static inline int32_t paged__tiles_at_once(paged__weight_type type) {
+    return paged__is_quantised(type) ? 2 : 4;
+}
+
+/* Where a group's activations begin, and how many tokens it has. */
+static inline int32_t paged__group_tokens(const paged__act *x, int32_t token) {
+    return PAGED_MIN(PAGED__ACT_GROUP, x->n_tokens - token / PAGED__ACT_GROUP * PAGED__ACT_GROUP);
+}
+static inline paged__act_block *paged__group_blocks(const paged__act *x, int32_t token) {
+    const int32_t first = token / PAGED__ACT_GROUP * PAGED__ACT_GROUP;
+    return (paged__act_block *)(void *)x->data + (int64_t)first * paged__act_blocks(x->n_cols);
+}
+static inline float *paged__group_floats(const paged__act *x, int32_t token) {
+    const int32_t first = token / PAGED__ACT_GROUP * PAGED__ACT_GROUP;
+    return (float *)(void *)x->data + (int64_t)first * x->n_cols;
+}
+
+/* u = kvalue + 128 of IQ4_NL. */
+extern const uint8_t paged__iq4_nl[16];
+
+/* One block of 32 columns of a packed tile in plain numbers. */
+typedef struct paged__block {
+    uint8_t u[PAGED__ROW_TILE][PAGED__ACT_BLOCK];
+    float d[2][PAGED__ROW_TILE]; /* of the first and of the second 16 columns */
+    float m[PAGED__ROW_TILE];
+    int32_t zero;
+} paged__block;
+
+void paged__block_read(const paged__matrix *w, int32_t tile, int32_t block, paged__block *out);
+
+#endif

@@ -1,0 +1,68 @@
+/* linear_ref.c: linear layers in plain C, for every machine and as the plain statement of what the others
+ * compute. The multiply-add must be fused, which libm does exactly even where the machine cannot. */
+#include "ops/linear_lanes.h"
+
+static void sum_block(float *sum, const paged__block *w, int r, const paged__act_block *x, bool halves,
+                      bool has_min) {
+    for (int h = 0; h < (halves ? 2 : 1); h++) {
+        const int begin = halves ? h * 16 : 0, end = halves ? begin + 16 : 32;
+        int32_t dot = 0;
+        for (int j = begin; j < end; j++) dot += ((int32_t)w->u[r][j] - w->zero) * x->q[j];
+        *sum = fmaf((float)dot, w->d[h][r] * x->s, *sum);
+    }
+    if (has_min) *sum = fmaf(w->m[r], x->s_sum, *sum);
+}
+
+static void tile_quantised(float *sums, int32_t stride, const paged__matrix *w, int32_t tile,
+                           const paged__act *x, int32_t token0, int32_t n_tokens) {
+    const bool halves = w->type == PAGED__W_Q6_K, has_min = paged__has_min(w->type);
+    const int32_t unit_cols = paged__unit_blocks(w->type) * PAGED__ACT_BLOCK;
+    paged__block block;
+    for (int32_t b = 0; b < paged__round_up(w->n_cols, unit_cols) / PAGED__ACT_BLOCK; b++) {
+        paged__block_read(w, tile, b, &block);
+        for (int32_t t = 0; t < n_tokens; t++) {
+            const int32_t token = token0 + t, width = paged__group_tokens(x, token);
+            const paged__act_block *act =
+                paged__group_blocks(x, token) + (int64_t)b * width + token % PAGED__ACT_GROUP;
+            for (int r = 0; r < PAGED__ROW_TILE; r++)
+                sum_block(sums + t * stride + r, &block, r, act, halves, has_min);
+        }
+    }
+}
+
+static float weight(const uint8_t *tile, int64_t e, paged__weight_type type) {
+    uint16_t h;
+    float f;
+    if (type == PAGED__W_F32) {
+        memcpy(&f, tile + e * 4, sizeof f);
+        return f;
+    }
+    memcpy(&h, tile + e * 2, sizeof h);
+    return type == PAGED__W_F16 ? paged__f16_to_f32(h) : paged__bf16_to_f32(h);
+}
+
+static void tile_float(float *sums, int32_t stride, const paged__matrix *w, int32_t tile, const paged__act *x,
+                       int32_t token0, int32_t n_tokens) {
+    const uint8_t *data = w->data + (size_t)tile * w->tile_bytes;
+    for (int32_t t = 0; t < n_tokens; t++) {
+        const int32_t token = token0 + t, width = paged__group_tokens(x, token);
+        const float *act = paged__group_floats(x, token) + token % PAGED__ACT_GROUP;
+        for (int64_t k = 0; k < w->n_cols; k++)
+            for (int r = 0; r < PAGED__ROW_TILE; r++) {
+                float *sum = sums + t * stride + r;
+                *sum = fmaf(weight(data, k * 16 + r, w->type), act[k * width], *sum);
+            }
+    }
+}
+
+static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_tiles, const paged__act *x,
+                 int32_t token0, int32_t n_tokens) {
+    const int32_t stride = n_tiles * PAGED__ROW_TILE;
+    for (int32_t i = 0; i < n_tokens * stride; i++) out[i] = 0;
+    for (int32_t i = 0; i < n_tiles; i++)
+        (paged__is_quantised(w->type) ? tile_quantised : tile_float)(out + i * PAGED__ROW_TILE, stride, w,
+                                                                     tile0 + i, x, token0, n_tokens);
+}
+
+const paged__linear_kernels_table paged__linear_ref = {
+    .name = "ref", .sums = sums, .finish = paged__finish_rows, .act_set = paged__act_set_lanes};
