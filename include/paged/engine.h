@@ -126,10 +126,11 @@ typedef struct paged_engine_info {
     int32_t n_ctx, block_size, chunk_tokens, n_threads, max_running;
     paged_type kv_type;
     paged_layout kv_layout;
-    const char *attn_kernels; /* "avx512" … */
+    const char *attn_kernels;   /* "avx512" … */
+    const char *linear_kernels; /* "avx512_vnni, packed q8_0, q4_1": kernels, layout, types */
     size_t weight_bytes, pool_bytes, compute_bytes, kv_bytes_per_token;
     int32_t n_blocks;
-    bool deterministic;    /* every weight type passed the self-test of the matmul */
+    bool deterministic;    /* every weight type passed the self-test of products */
     char determinism[200]; /* "q4_1: yes, q8_0: yes" */
 } paged_engine_info;
 

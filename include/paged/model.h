@@ -1,7 +1,8 @@
 /* model.h: a GGUF file as a model: its shape, its tokenizer, its chat template. Part of libpaged-engine.
  *
  * Loading checks everything before it is used: a damaged or hostile file is an error with the key or tensor
- * and the numbers in it. Weights stay in the mapped file; nothing is copied.
+ * and the numbers in it. Matrices are packed for the kernels at load, by all threads, and the pages of the
+ * file that they came from are given back; matrices of types without a kernel stay in the mapped file.
  *
  * Thread rule: a loaded model does not change; all functions on it may be called from any thread at the same
  * time.
@@ -43,6 +44,9 @@ typedef struct paged_model_info {
     int32_t n_tensors;
     int64_t n_params;
     size_t file_bytes, weight_bytes;
+    size_t packed_bytes;        /* of weights in the layout of the kernels; 0 with vocab_only */
+    const char *linear_kernels; /* "avx512_vnni, packed q8_0, q4_1; ggml iq2_s": owned by the model */
+    double load_ms;             /* what paged_model_load took */
     float rope_freq_base;
     bool tied_output;       /* the embedding is the output matrix */
     int32_t n_weight_types; /* tensor types in the file, with how many tensors and bytes of each */

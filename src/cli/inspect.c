@@ -56,10 +56,12 @@ static json_t *plan_json(const paged_model_info *m) {
 }
 
 static int print_json(paged__cli *cli, const paged_model_info *m, const paged_tokenizer *tok) {
-    json_t *object = json_pack("{s:o, s:o, s:I, s:I, s:I, s:i}", "name", text_or_null(m->name),
-                               "architecture", text_or_null(m->arch), "file_bytes", (json_int_t)m->file_bytes,
-                               "weight_bytes", (json_int_t)m->weight_bytes, "parameters",
-                               (json_int_t)m->n_params, "tensors", (int)m->n_tensors);
+    json_t *object =
+        json_pack("{s:o, s:o, s:I, s:I, s:I, s:i, s:I, s:s, s:f}", "name", text_or_null(m->name),
+                  "architecture", text_or_null(m->arch), "file_bytes", (json_int_t)m->file_bytes,
+                  "weight_bytes", (json_int_t)m->weight_bytes, "parameters", (json_int_t)m->n_params,
+                  "tensors", (int)m->n_tensors, "packed_bytes", (json_int_t)m->packed_bytes, "linear_kernels",
+                  m->linear_kernels, "load_ms", m->load_ms);
     json_t *shape =
         json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:b}", "layers", (int)m->n_layers,
                   "embd", (int)m->n_embd, "ff", (int)m->n_ff, "heads", (int)m->n_heads, "kv_heads",
@@ -107,7 +109,8 @@ static void print_shape(paged__cli *cli, const paged_model_info *m, const char *
                           paged__size(m->weight_types[i].bytes).text, m->weight_types[i].name, n,
                           n == 1 ? "" : "s");
     }
-    paged__out_write(cli, "\n", 1);
+    paged__out_printf(cli, "\n%-14s %s in %.3f s: %s\n", "packed", paged__size(m->packed_bytes).text,
+                      m->load_ms / 1000, m->linear_kernels);
 }
 
 static void print_token(paged__cli *cli, const paged_tokenizer *tok, const char *what, int32_t token) {

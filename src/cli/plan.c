@@ -69,13 +69,14 @@ size_t paged__kv_bytes(const paged_model_info *info, paged_type type, int32_t bl
 
 void paged__plan_note(paged__cli *cli, const paged_model_info *model, const paged_engine_info *engine,
                       const char *path) {
-    paged__note(cli, "%s (%s, %s): weights %s, mapped from the file", paged__model_name(model, path),
-                model->arch, paged__main_weight_type(model), paged__size(engine->weight_bytes).text);
+    paged__note(cli, "%s (%s, %s): weights %s, %s packed", paged__model_name(model, path), model->arch,
+                paged__main_weight_type(model), paged__size(engine->weight_bytes).text,
+                paged__size(model->packed_bytes).text);
     paged__note(cli, "KV pool %s: %d block%s of %d tokens, %s, so %lld tokens fit; context %d",
                 paged__size(engine->pool_bytes).text, engine->n_blocks, engine->n_blocks == 1 ? "" : "s",
                 engine->block_size, paged__type_name(engine->kv_type),
                 (long long)engine->n_blocks * engine->block_size, engine->n_ctx);
-    paged__note(cli, "%d thread%s, attention kernels %s, %s for computing", engine->n_threads,
-                engine->n_threads == 1 ? "" : "s", engine->attn_kernels,
+    paged__note(cli, "%d thread%s, attention kernels %s, linear %s, %s for computing", engine->n_threads,
+                engine->n_threads == 1 ? "" : "s", engine->attn_kernels, engine->linear_kernels,
                 paged__size(engine->compute_bytes).text);
 }

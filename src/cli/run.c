@@ -347,7 +347,8 @@ static void print_stats(run *r) {
     paged_engine_get_cache_stats(r->engine, &cache);
     size_t used = (size_t)out->blocks_used * cache.block_bytes;
     paged__term_clear(&r->cli->term);
-    fprintf(stderr, "load        %.3f s\n", r->load_ms / 1000);
+    fprintf(stderr, "load        %.3f s, %.3f s of them the model\n", r->load_ms / 1000,
+            r->info.load_ms / 1000);
     fprintf(stderr, "prompt      %d tokens in %.3f s, %.1f tokens/s, %d from the cache\n", out->prompt_tokens,
             out->prefill_ms / 1000, prefill_speed(out), out->cached_tokens);
     fprintf(stderr, "completion  %d tokens in %.3f s, %.1f tokens/s, ended by %s\n", out->completion_tokens,
@@ -356,6 +357,7 @@ static void print_stats(run *r) {
             info.block_size, paged__size(used).text, paged__size(info.pool_bytes).text);
     fprintf(stderr, "attention   %s kernels, %s %s\n", info.attn_kernels, paged__layout_name(info.kv_layout),
             paged__type_name(info.kv_type));
+    fprintf(stderr, "linear      %s\n", info.linear_kernels);
     fprintf(stderr, "same bits   %s (%s)\n", info.deterministic ? "yes" : "no", info.determinism);
 }
 

@@ -193,6 +193,7 @@ void paged_engine_get_info(const paged_engine *e, paged_engine_info *out) {
         .kv_type = e->config.kv_type,
         .kv_layout = e->config.kv_plain ? PAGED_LAYOUT_PLAIN : PAGED_LAYOUT_PACKED,
         .attn_kernels = paged__runner_attn_kernels(e->runner),
+        .linear_kernels = info.linear_kernels,
         .weight_bytes = info.weight_bytes,
         .pool_bytes = e->config.pool_bytes,
         .compute_bytes = paged__runner_compute_bytes(e->runner),

@@ -6,18 +6,11 @@
 #include <ggml-cpu.h>
 #include <math.h>
 #include <stdio.h>
-#include <sys/mman.h>
 
 #include "model/chat.h"
 #include "paged/ops.h"
 
-enum {
-    LAYERS_MAX = 1024,
-    EMBD_MAX = 1 << 17,
-    HEADS_MAX = 1024,
-    CTX_MAX = 1 << 28,
-    PROGRESS_PIECE = 16 << 20
-};
+enum { LAYERS_MAX = 1024, EMBD_MAX = 1 << 17, HEADS_MAX = 1024, CTX_MAX = 1 << 28 };
 
 /* Adding a family: its file in arch/ and one line here. */
 static const paged__arch *const archs[] = {&paged__arch_llama};
@@ -134,74 +127,71 @@ static paged_status load_hparams(paged_model *m, paged_error *err) {
     return PAGED_OK;
 }
 
-paged_status paged__model_tensor(paged_model *m, const char *name, bool required, int64_t ne0, int64_t ne1,
-                                 struct ggml_tensor **out, paged_error *err) {
-    const paged__gguf_tensor *t = paged__gguf_find(m->file, name);
-    if (!t) {
-        *out = NULL;
-        return required ? paged__fail(err, PAGED_ERR_FORMAT, "tensor %s is missing", name) : PAGED_OK;
-    }
-    const int64_t want1 = ne1 ? ne1 : 1;
-    if (t->ne[0] != ne0 || t->ne[1] != want1 || t->ne[2] != 1 || t->ne[3] != 1)
+/* A tensor of the shape [ne0, ne1]; *out = NULL if it is absent and not required. */
+static paged_status find_tensor(const paged_model *m, const char *name, bool required, int64_t ne0,
+                                int64_t ne1, const paged__gguf_tensor **out, paged_error *err) {
+    const paged__gguf_tensor *t = *out = paged__gguf_find(m->file, name);
+    if (!t) return required ? paged__fail(err, PAGED_ERR_FORMAT, "tensor %s is missing", name) : PAGED_OK;
+    if (t->ne[0] != ne0 || t->ne[1] != ne1 || t->ne[2] != 1 || t->ne[3] != 1)
         return paged__fail(err, PAGED_ERR_FORMAT,
                            "tensor %s: shape [%lld, %lld, %lld, %lld], not [%lld, %lld]", name,
                            (long long)t->ne[0], (long long)t->ne[1], (long long)t->ne[2], (long long)t->ne[3],
-                           (long long)ne0, (long long)want1);
-    if (ne1 ? !ggml_get_type_traits_cpu(t->type)->vec_dot : t->type != GGML_TYPE_F32)
-        return paged__fail(err, PAGED_ERR_UNSUPPORTED, "tensor %s: type %s is not supported for a %s", name,
-                           ggml_type_name(t->type), ne1 ? "matrix" : "vector (f32 is)");
+                           (long long)ne0, (long long)ne1);
     if ((uintptr_t)t->data % 32)
         return paged__fail(err, PAGED_ERR_UNSUPPORTED,
                            "tensor %s: data is aligned to less than 32 bytes (general.alignment)", name);
-    struct ggml_tensor *w = ggml_new_tensor_2d(m->ctx, t->type, ne0, want1);
-    ggml_set_name(w, name);
-    if (ggml_backend_tensor_alloc(m->buffer, w, (void *)(uintptr_t)t->data) != GGML_STATUS_SUCCESS)
-        return paged__fail(err, PAGED_ERR_NO_MEMORY, "tensor %s: ggml refused its memory", name);
+    return PAGED_OK;
+}
+
+paged_status paged__model_matrix(paged_model *m, const char *name, bool required, int32_t n_rows,
+                                 int32_t n_cols, const paged__weight **out, paged_error *err) {
+    const paged__gguf_tensor *t;
+    paged_status s = find_tensor(m, name, required, n_cols, n_rows, &t, err);
+    *out = NULL;
+    if (s || !t) return s;
+    const struct ggml_type_traits_cpu *traits = ggml_get_type_traits_cpu(t->type);
+    if (!traits->vec_dot || (traits->vec_dot_type != GGML_TYPE_F32 &&
+                             !ggml_get_type_traits_cpu(traits->vec_dot_type)->from_float))
+        return paged__fail(err, PAGED_ERR_UNSUPPORTED, "tensor %s: type %s is not supported for a matrix",
+                           name, ggml_type_name(t->type));
+    paged__weight *w = &m->weights[m->n_weights++];
+    *w = (paged__weight){.name = t->name,
+                         .type = t->type,
+                         .n_rows = n_rows,
+                         .n_cols = n_cols,
+                         .rows = t->data,
+                         .row_bytes = ggml_row_size(t->type, n_cols)};
     *out = w;
+    return PAGED_OK;
+}
+
+paged_status paged__model_vector(const paged_model *m, const char *name, int32_t n, const float **out,
+                                 paged_error *err) {
+    const paged__gguf_tensor *t;
+    paged_status s = find_tensor(m, name, true, n, 1, &t, err);
+    if (s) return s;
+    if (t->type != GGML_TYPE_F32)
+        return paged__fail(err, PAGED_ERR_UNSUPPORTED,
+                           "tensor %s: type %s is not supported for a vector (f32 is)", name,
+                           ggml_type_name(t->type));
+    *out = t->data;
     return PAGED_OK;
 }
 
 static paged_status load_weights(paged_model *m, paged_error *err) {
     const paged__hparams *hp = &m->hp;
-    const size_t n = (size_t)paged__gguf_n_tensors(m->file) + 1;
-    const size_t ctx_bytes = n * ggml_tensor_overhead();
-    size_t map_bytes;
-    const void *map = paged__gguf_map(m->file, &map_bytes);
-
+    const int32_t n = paged__gguf_n_tensors(m->file);
     m->layers = paged__calloc((size_t)hp->n_layers, sizeof *m->layers);
-    m->ctx_mem = paged__alloc(ctx_bytes, 1);
-    if (!m->layers || !m->ctx_mem)
-        return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for the headers of %zu tensors", n);
-    m->ctx = ggml_init(
-        (struct ggml_init_params){.mem_size = ctx_bytes, .mem_buffer = m->ctx_mem, .no_alloc = true});
-    m->buffer = ggml_backend_cpu_buffer_from_ptr((void *)(uintptr_t)map, map_bytes);
-    if (!m->ctx || !m->buffer)
-        return paged__fail(err, PAGED_ERR_NO_MEMORY, "ggml has no memory for its tensors");
-
+    /* A file asks for each of its tensors at most once, so this never grows and pointers into it stay. */
+    m->weights = paged__calloc((size_t)n, sizeof *m->weights);
+    if (!m->layers || !m->weights)
+        return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for the headers of %d tensors", n);
     paged_status s =
-        paged__model_tensor(m, "token_embd.weight", true, hp->n_embd, hp->n_vocab, &m->tok_embd, err);
-    if (!s) s = paged__model_tensor(m, "output_norm.weight", true, hp->n_embd, 0, &m->output_norm, err);
-    if (!s) s = paged__model_tensor(m, "output.weight", false, hp->n_embd, hp->n_vocab, &m->output, err);
+        paged__model_matrix(m, "token_embd.weight", true, hp->n_vocab, hp->n_embd, &m->tok_embd, err);
+    if (!s) s = paged__model_vector(m, "output_norm.weight", hp->n_embd, &m->output_norm, err);
+    if (!s) s = paged__model_matrix(m, "output.weight", false, hp->n_vocab, hp->n_embd, &m->output, err);
     if (!s && !m->output) m->output = m->tok_embd;
     return s ? s : m->arch->load(m, err);
-}
-
-/* Reads the file into the page cache in pieces, so that the wait for a slow disk is here, with progress, and
- * not in the first step. */
-static void prefault(const paged_model *m, const paged_model_config *config) {
-    size_t size;
-    const uint8_t *data = paged__gguf_map(m->file, &size);
-    for (size_t at = 0; at < size; at += PROGRESS_PIECE) {
-        const size_t n = PAGED_MIN(size - at, (size_t)PROGRESS_PIECE);
-#ifdef MADV_POPULATE_READ
-        if (madvise((void *)(uintptr_t)(data + at), n, MADV_POPULATE_READ) == 0) {
-            config->progress(config->progress_user, (float)(at + n) / (float)size);
-            continue;
-        }
-#endif
-        for (size_t i = 0; i < n; i += 4096) (void)*(volatile const uint8_t *)(data + at + i);
-        config->progress(config->progress_user, (float)(at + n) / (float)size);
-    }
 }
 
 static paged_status load(paged_model *m, const char *path, const paged_model_config *config,
@@ -220,13 +210,13 @@ static paged_status load(paged_model *m, const char *path, const paged_model_con
     if ((s = load_hparams(m, err))) return s;
     if ((s = paged__tokenizer_create(m->file, &m->tok, err))) return s;
     m->hp.n_vocab = paged_token_count(m->tok);
-    if (config && config->vocab_only) {
+    if (config->vocab_only) {
         m->vocab_only = true;
         return PAGED_OK;
     }
     if ((s = load_weights(m, err))) return s;
-    if (config && config->progress) prefault(m, config);
-    return PAGED_OK;
+    ggml_cpu_init(); /* the tables behind its conversions */
+    return paged__model_pack(m, config->progress, config->progress_user, err);
 }
 
 paged_status paged_model_load(const char *path, const paged_model_config *config, paged_model **out,
@@ -239,6 +229,7 @@ paged_status paged_model_load(const char *path, const paged_model_config *config
                                config->struct_size, sizeof c);
         memcpy(&c, config, config->struct_size);
     }
+    const uint64_t start = paged__now_ns();
     paged_model *m = paged__calloc(1, sizeof *m);
     if (!m) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a model");
     paged_error why = {0};
@@ -249,15 +240,15 @@ paged_status paged_model_load(const char *path, const paged_model_config *config
         const bool named = strncmp(why.message, path, strlen(path)) == 0;
         return paged__fail(err, s, "%s%s%s", named ? "" : path, named ? "" : ": ", why.message);
     }
+    m->load_ms = (double)(paged__now_ns() - start) / 1e6;
     *out = m;
     return PAGED_OK;
 }
 
 void paged_model_free(paged_model *m) {
     if (!m) return;
-    if (m->buffer) ggml_backend_buffer_free(m->buffer);
-    if (m->ctx) ggml_free(m->ctx);
-    paged__free(m->ctx_mem);
+    paged__free(m->packed);
+    paged__free(m->weights);
     paged__free(m->layers);
     paged__free(m->rope_factors);
     paged__tokenizer_free(m->tok);
@@ -306,6 +297,9 @@ void paged_model_get_info(const paged_model *m, paged_model_info *info) {
         .n_tensors = paged__gguf_n_tensors(m->file),
         .file_bytes = paged__gguf_file_bytes(m->file),
         .weight_bytes = paged__gguf_data_bytes(m->file),
+        .packed_bytes = m->packed_bytes,
+        .linear_kernels = m->linear_kernels,
+        .load_ms = m->load_ms,
         .rope_freq_base = hp->rope_freq_base,
         .tied_output = !paged__gguf_find(m->file, "output.weight"),
     };

@@ -1,14 +1,10 @@
 /* model/runner.h: one step of a model: tokens, positions, slots and block tables in, logits out.
  *
- * The runner owns the ggml graph, its memory and the thread pool. It sees keys and values only as paged_kv
- * (strides) and never knows who owns a block. Per layer the graph has two operators of ours: one turns
- * queries and keys (RoPE) and writes keys and values into their slots; attention then reads them back through
- * the block tables. So nothing in the graph holds a K or V row beyond those of the step itself.
+ * The runner owns a team of threads and the memory of a step's activations. It sees keys and values only as
+ * paged_kv (strides) and never knows who owns a block; attention reads them back through the block tables. So
+ * nothing of the runner grows with the length of a sequence, and nothing in it lives longer than a step.
  *
- * A graph depends on the shape (n_tokens, n_outputs, merge) only: everything else is read from the runner
- * while it computes. The graph of the last shape is kept.
- *
- * May include base/, ops, model/, ggml. Thread rule: one thread per runner; its pool computes.
+ * May include base/, ops, model/. Thread rule: one thread per runner; its team computes.
  */
 #ifndef PAGED_MODEL_RUNNER_H
 #define PAGED_MODEL_RUNNER_H
@@ -34,46 +30,59 @@ typedef struct paged__step {
     const int32_t *outputs; /* [n_outputs] ascending rows whose logits are wanted */
 } paged__step;
 
-/* Takes all memory, reserves the largest graph, starts the threads. Errors: INVALID_ARG, NO_MEMORY. */
+/* Takes all memory and starts the threads. Errors: INVALID_ARG, NO_MEMORY. */
 paged_status paged__runner_create(const paged_model *model, const paged__runner_config *config,
                                   paged__runner **out, paged_error *err);
 void paged__runner_free(paged__runner *r); /* NULL is fine */
 
-/* logits: [n_outputs, n_vocab], borrowed until the next step. Errors: INVALID_ARG (before anything was
- * written). */
+/* logits: [n_outputs, n_vocab], borrowed until the next step; NULL without outputs. Errors: INVALID_ARG
+ * (before anything was written). */
 paged_status paged__runner_step(paged__runner *r, const paged__step *step, const float **logits,
                                 paged_error *err);
 
-size_t paged__runner_compute_bytes(const paged__runner *r);
+size_t paged__runner_compute_bytes(const paged__runner *r); /* activations and logits */
 const char *paged__runner_attn_kernels(const paged__runner *r);
 
-/* Time spent in attention (our two operators) and in whole steps since create, for `bench engine`. */
+/* Time spent in attention (RoPE, writing K and V, attending) and in whole steps since create, for `bench
+ * engine`. */
 void paged__runner_times(const paged__runner *r, uint64_t *attn_ns, uint64_t *step_ns);
 
-/* The largest tensor of the current graph that is not a weight and not logits, in rows: shows that no K/V
- * cache is in it. */
+/* All memory that a step computes in, for tests: it holds max_tokens rows and no K/V cache, so it may be
+ * overwritten between steps without a change of the results. */
+void *paged__runner_activations(paged__runner *r, size_t *size_bytes);
+/* The rows of the largest buffer in it. */
 int64_t paged__runner_max_rows(const paged__runner *r);
 
-/* Scratch of one thread, paged__fused_scratch_bytes long. */
-uint8_t *paged__runner_scratch(paged__runner *r, int ith);
+/* ---- for forward.c ---- */
 
-/* ---- for arch/: the graph under construction ---- */
+enum { PAGED__FEW_ROWS = 4 }; /* inputs of so few rows each thread makes for itself: cheaper than a barrier */
 
-typedef struct paged__graph {
-    struct ggml_context *ctx;
-    struct ggml_cgraph *cgraph;
-    paged__runner *runner;
+struct paged__team;
+
+struct paged__runner {
     const paged_model *model;
-    int32_t n_tokens, n_outputs;
-    struct ggml_tensor *tokens;  /* [n_tokens] i32 */
-    struct ggml_tensor *outputs; /* [n_outputs] i32 */
-    struct ggml_tensor *logits;  /* set by build: [n_vocab, n_outputs]; NULL if n_outputs is 0 */
-} paged__graph;
+    paged__runner_config config; /* config.kv is not kept */
+    paged_attn *attn;
+    paged_kv *kv; /* [n_layers] */
+    struct paged__team *team;
+    double *inv_freq; /* [n_rot / 2] radians a position */
 
-/* q [head_dim_k * n_heads, n_tokens], k and v likewise with n_kv_heads, as the projections give them. Turns q
- * and k in place, writes K and V to the cache, attends. Gives [head_dim_v * n_heads, n_tokens]; NULL if only
- * the cache is wanted (keep = false). */
-struct ggml_tensor *paged__graph_attention(paged__graph *g, int32_t layer, struct ggml_tensor *q,
-                                           struct ggml_tensor *k, struct ggml_tensor *v, bool keep);
+    uint8_t *arena; /* what follows lies in it */
+    size_t arena_bytes;
+    int64_t qkv_dim, a_dim;
+    float *x;            /* [max_tokens, n_embd] */
+    float *x_kept;       /* [max_outputs, n_embd] of the rows whose logits are wanted */
+    float *qkv;          /* [max_tokens, qkv_dim] */
+    float *a;            /* [max_tokens, a_dim] */
+    float *h, *up;       /* [max_tokens, n_ff]; `up` only where gate and up want different forms of input */
+    float *rope;         /* [max_tokens, n_rot / 2][cos, sin] */
+    float *logits;       /* [max_outputs, n_vocab] */
+    uint8_t *input;      /* of a product, for all threads */
+    uint8_t *own_inputs; /* [n_threads][own_bytes] the same for up to PAGED__FEW_ROWS rows */
+    size_t own_bytes;
+
+    const paged__step *step; /* while a step computes */
+    uint64_t attn_start_ns, attn_ns, step_ns;
+};
 
 #endif

@@ -1,71 +1,62 @@
-/* model/selftest.c: does this build of ggml give the same bits for one row as for many, and for one thread as
- * for all? A build with other matmul kernels (llamafile's, repacked weights) does not for some types, and
- * then answers depend on the batch. Asked at start for each type of matrix in the model, on rows of the
- * model's own weights.
+/* model/selftest.c: do products give a row the same bits alone and among others, on one thread and on
+ * several? Our kernels and our use of ggml's promise it; an instruction set, a compiler or a ggml that
+ * nobody has tried yet could break it, and then answers depend on the batch. So it is asked at start, for
+ * each type of matrix in the model, on rows of the model's own weights.
  */
-#include <ggml-alloc.h>
-#include <ggml-cpu.h>
 #include <stdio.h>
 
 #include "model/model.h"
 
-enum { TEST_ROWS = 32, TEST_COLS = 17, N_NS = 4 };
+enum { TEST_ROWS = 2 * PAGED__ROW_TILE, TEST_INPUTS = 17, N_NS = 4 };
 
-/* y [rows, n] = w x for the first n columns of x. */
-static paged_status multiply(struct ggml_tensor *w, const float *x, int32_t n, int n_threads, float *y) {
-    const size_t bytes = ggml_tensor_overhead() * 8 + ggml_graph_overhead();
-    void *mem = paged__alloc(bytes, 1);
-    if (!mem) return PAGED_ERR_NO_MEMORY;
-    struct ggml_context *ctx =
-        ggml_init((struct ggml_init_params){.mem_size = bytes, .mem_buffer = mem, .no_alloc = true});
-    struct ggml_tensor *rows =
-        ggml_view_2d(ctx, w, w->ne[0], PAGED_MIN(w->ne[1], (int64_t)TEST_ROWS), w->nb[1], 0);
-    struct ggml_tensor *in = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, w->ne[0], n);
-    ggml_set_input(in);
-    struct ggml_tensor *out = ggml_mul_mat(ctx, rows, in);
-    ggml_set_output(out);
-    struct ggml_cgraph *graph = ggml_new_graph(ctx);
-    ggml_build_forward_expand(graph, out);
-    ggml_gallocr_t galloc = ggml_gallocr_new(ggml_backend_cpu_buffer_type());
-    void *work = NULL;
-    bool ok = galloc && ggml_gallocr_alloc_graph(galloc, graph);
-    if (ok) {
-        struct ggml_cplan plan = ggml_graph_plan(graph, n_threads, NULL);
-        work = paged__alloc(PAGED_MAX(plan.work_size, (size_t)64), 1);
-        plan.work_data = work;
-        memcpy(in->data, x, ggml_nbytes(in));
-        ok = work && ggml_graph_compute(graph, &plan) == GGML_STATUS_SUCCESS;
-        if (ok) memcpy(y, out->data, ggml_nbytes(out));
-    }
-    paged__free(work);
-    if (galloc) ggml_gallocr_free(galloc);
-    ggml_free(ctx);
-    paged__free(mem);
-    return ok ? PAGED_OK : PAGED_ERR_NO_MEMORY;
+typedef struct test {
+    paged__weight w; /* the first rows of one of the model */
+    float *x;        /* [TEST_INPUTS, n_cols] */
+    uint8_t *input;
+    float *all, *some; /* [TEST_INPUTS, w.n_rows] */
+} test;
+
+/* y [n, w.n_rows] for the first n inputs, as nth threads would do it. */
+static void multiply(const test *t, int32_t n, int32_t nth, float *y) {
+    paged__input in;
+    paged__input_init(&in, paged__weight_form(&t->w), n, t->w.n_cols, t->input);
+    for (int32_t i = 0; i < n; i++) paged__input_set(&in, i, t->x + (int64_t)i * t->w.n_cols, NULL, 0);
+    const paged__product p = {.w = {&t->w}, .n_w = 1, .x = &in, .y = y, .y_stride = t->w.n_rows};
+    for (int32_t ith = 0; ith < nth; ith++) paged__product_run(&p, ith, nth);
 }
 
-static paged_status same_bits(struct ggml_tensor *w, int n_threads, bool *same) {
-    static const int32_t ns[N_NS] = {1, 2, 5, TEST_COLS};
-    const int64_t rows = PAGED_MIN(w->ne[1], (int64_t)TEST_ROWS);
-    float *x = paged__alloc((size_t)w->ne[0] * TEST_COLS, sizeof *x);
-    float *all = paged__alloc((size_t)rows * TEST_COLS, sizeof *all),
-          *some = paged__alloc((size_t)rows * TEST_COLS, sizeof *some);
-    paged_status s = x && all && some ? PAGED_OK : PAGED_ERR_NO_MEMORY;
+static bool same_bits(const test *t, int32_t n_threads) {
+    static const int32_t ns[N_NS] = {1, 2, 5, TEST_INPUTS};
+    bool same = true;
     uint64_t seed = 7;
-    for (int64_t i = 0; !s && i < w->ne[0] * TEST_COLS; i++)
-        x[i] = (float)(int32_t)(paged__rand(&seed) >> 40) / 8388608.0f - 1.0f;
-    if (!s) s = multiply(w, x, TEST_COLS, 1, all);
-    *same = true;
+    for (int64_t i = 0; i < (int64_t)t->w.n_cols * TEST_INPUTS; i++)
+        t->x[i] = (float)(int32_t)(paged__rand(&seed) >> 40) / 8388608.0f - 1.0f;
+    multiply(t, TEST_INPUTS, 1, t->all);
     for (int32_t i = 0; i < N_NS; i++) {
-        for (int threads = 1; !s && threads <= n_threads; threads++) {
-            s = multiply(w, x, ns[i], threads, some);
-            if (!s) *same = *same && memcmp(all, some, (size_t)(rows * ns[i]) * sizeof *all) == 0;
+        for (int32_t threads = 1; threads <= n_threads; threads++) {
+            multiply(t, ns[i], threads, t->some);
+            same = same && memcmp(t->all, t->some, (size_t)(ns[i] * t->w.n_rows) * sizeof *t->all) == 0;
         }
     }
-    paged__free(x);
-    paged__free(all);
-    paged__free(some);
-    return s;
+    return same;
+}
+
+static paged_status test_weight(const paged__weight *w, int32_t n_threads, bool *same) {
+    test t = {.w = *w};
+    t.w.n_rows = t.w.matrix.n_rows = PAGED_MIN(w->n_rows, (int32_t)TEST_ROWS);
+    t.w.matrix.n_tiles = (t.w.n_rows + PAGED__ROW_TILE - 1) / PAGED__ROW_TILE;
+    const size_t n_outputs = (size_t)TEST_INPUTS * (size_t)t.w.n_rows;
+    t.x = paged__alloc((size_t)w->n_cols * TEST_INPUTS, sizeof *t.x);
+    t.input = paged__alloc(paged__input_bytes(paged__weight_form(w), TEST_INPUTS, w->n_cols), 1);
+    t.all = paged__alloc(n_outputs, sizeof *t.all);
+    t.some = paged__alloc(n_outputs, sizeof *t.some);
+    const bool ok = t.x && t.input && t.all && t.some;
+    if (ok) *same = same_bits(&t, n_threads);
+    paged__free(t.x);
+    paged__free(t.input);
+    paged__free(t.all);
+    paged__free(t.some);
+    return ok ? PAGED_OK : PAGED_ERR_NO_MEMORY;
 }
 
 paged_status paged__model_self_test(const paged_model *m, int32_t n_threads, bool *all, char *text,
@@ -74,17 +65,18 @@ paged_status paged__model_self_test(const paged_model *m, int32_t n_threads, boo
     size_t used = 0;
     *all = true;
     if (capacity) text[0] = 0;
-    for (struct ggml_tensor *t = ggml_get_first_tensor(m->ctx); t; t = ggml_get_next_tensor(m->ctx, t)) {
-        if (t->ne[1] == 1 || seen[t->type] || (t == m->tok_embd && m->output != t)) continue;
+    for (int32_t i = 0; i < m->n_weights; i++) {
+        const paged__weight *w = &m->weights[i];
+        if (seen[w->type] || !paged__model_multiplies(m, w)) continue;
         bool same;
-        seen[t->type] = true;
-        if (same_bits(t, PAGED_MIN(n_threads, 2), &same))
+        seen[w->type] = true;
+        if (test_weight(w, PAGED_MIN(n_threads, 2), &same))
             return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for the self-test of %s",
-                               ggml_type_name(t->type));
+                               ggml_type_name(w->type));
         *all = *all && same;
         if (used < capacity)
             used += (size_t)snprintf(text + used, capacity - used, "%s%s: %s", used ? ", " : "",
-                                     ggml_type_name(t->type), same ? "yes" : "no");
+                                     ggml_type_name(w->type), same ? "yes" : "no");
     }
     return PAGED_OK;
 }

@@ -77,6 +77,9 @@ typedef struct paged__linear_job {
     int64_t residual_stride;
 } paged__linear_job;
 
+/* libpaged-engine calls these across the border of the libraries. */
+#pragma GCC visibility push(default)
+
 /* False if this shape of this type has no kernel (n_cols no multiple of the format's block); the model then
  * uses ggml's. */
 bool paged__linear_supports(paged__weight_type type, int64_t n_rows, int64_t n_cols);
@@ -104,5 +107,7 @@ void paged__linear_run(const paged__linear_job *job, int32_t ith, int32_t nth);
 
 /* "avx512_vnni", "avx2", "ref", "neon" */
 const char *paged__linear_kernels(void);
+
+#pragma GCC visibility pop
 
 #endif

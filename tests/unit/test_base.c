@@ -92,6 +92,14 @@ static void allocations_are_checked_and_aligned(void) {
     CHECK(!paged__calloc((size_t)1 << 62, 8));
     CHECK(!paged__alloc(1, SIZE_MAX));
     CHECK(!paged__alloc(1, (size_t)PTRDIFF_MAX));
+    for (size_t n = 0; n <= (size_t)8 << 20; n += (size_t)1 << 20) {
+        unsigned char *p = paged__alloc_huge(n);
+        CHECK(p && (uintptr_t)p % (n < (size_t)2 << 20 ? 64 : 2 << 20) == 0);
+        memset(p, 1, n);
+        paged__free(p);
+    }
+    CHECK(!paged__alloc_huge(SIZE_MAX));
+    CHECK(!paged__alloc_huge((size_t)PTRDIFF_MAX));
     paged__free(NULL);
 }
 

@@ -253,24 +253,29 @@ static void fork_is_fresh(void) {
     }
 }
 
-/* The answer really comes through the block table and out of the blocks; the graph holds no K or V of its
- * own. */
+/* The answer really comes through the block table and out of the blocks: the runner has room for the rows of
+ * one step only, and what it holds can be destroyed between steps. */
 static void reads_through_the_table(void) {
     paged_model *m = load_tiny(0);
-    paged_engine *e = make(m, (paged_engine_config){0});
+    paged_engine *e = make(m, (paged_engine_config){.chunk_tokens = 4});
     paged_seq seq;
     paged_tables tables;
     paged_kv kv;
     float want[TINY_VOCAB];
     CHECK_EQ(paged_seq_create(e->cache, &seq), PAGED_OK);
     for (int32_t t = 0; t < 100; t++) decode(e, seq, t * 7 % 256, true);
-    CHECK_EQ(paged__runner_max_rows(e->runner), 1);
+    CHECK_EQ(paged__runner_max_rows(e->runner), 4);
     CHECK_EQ(paged_cache_tables(e->cache, 0, &tables), PAGED_OK);
     CHECK_EQ(paged_cache_kv(e->cache, 0, 0, &kv), PAGED_OK);
     int32_t *row =
         (int32_t *)(uintptr_t)tables.blocks + (int64_t)paged_seq_row(e->cache, seq) * tables.seq_stride;
 
     memcpy(want, decode(e, seq, 1, false), sizeof want);
+    CHECK(memcmp(want, decode(e, seq, 1, false), sizeof want) == 0);
+    size_t n_bytes;
+    void *activations = paged__runner_activations(e->runner, &n_bytes);
+    CHECK_EQ(n_bytes, paged__runner_compute_bytes(e->runner));
+    memset(activations, 0xff, n_bytes); /* NaN */
     CHECK(memcmp(want, decode(e, seq, 1, false), sizeof want) == 0);
     const int32_t block = row[1];
     row[1] = row[3];

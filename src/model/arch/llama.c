@@ -3,36 +3,38 @@
  */
 #include <stdio.h>
 
-#include "model/fused.h"
-#include "model/model.h"
-#include "model/runner.h"
+#include "model/forward.h"
 
 static paged_status load_layer(paged_model *m, int32_t il, paged_error *err) {
     const paged__hparams *hp = &m->hp;
     paged__layer *l = &m->layers[il];
-    const int64_t n_embd = hp->n_embd, n_ff = hp->n_ff;
+    const int32_t q_dim = hp->n_heads * hp->head_dim_k, k_dim = hp->n_kv_heads * hp->head_dim_k,
+                  v_dim = hp->n_kv_heads * hp->head_dim_v, a_dim = hp->n_heads * hp->head_dim_v;
     const struct {
         const char *name;
-        int64_t ne0, ne1;
-        struct ggml_tensor **out;
-    } wanted[] = {
-        {"attn_norm", n_embd, 0, &l->attn_norm},
-        {"attn_q", n_embd, (int64_t)hp->n_heads * hp->head_dim_k, &l->wq},
-        {"attn_k", n_embd, (int64_t)hp->n_kv_heads * hp->head_dim_k, &l->wk},
-        {"attn_v", n_embd, (int64_t)hp->n_kv_heads * hp->head_dim_v, &l->wv},
-        {"attn_output", (int64_t)hp->n_heads * hp->head_dim_v, n_embd, &l->wo},
-        {"ffn_norm", n_embd, 0, &l->ffn_norm},
-        {"ffn_gate", n_embd, n_ff, &l->ffn_gate},
-        {"ffn_up", n_embd, n_ff, &l->ffn_up},
-        {"ffn_down", n_ff, n_embd, &l->ffn_down},
+        int32_t n_rows, n_cols;
+        const paged__weight **out;
+    } matrices[] = {
+        {"attn_q", q_dim, hp->n_embd, &l->wq},        {"attn_k", k_dim, hp->n_embd, &l->wk},
+        {"attn_v", v_dim, hp->n_embd, &l->wv},        {"attn_output", hp->n_embd, a_dim, &l->wo},
+        {"ffn_gate", hp->n_ff, hp->n_embd, &l->gate}, {"ffn_up", hp->n_ff, hp->n_embd, &l->up},
+        {"ffn_down", hp->n_embd, hp->n_ff, &l->down},
     };
-    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
-        char name[64];
-        snprintf(name, sizeof name, "blk.%d.%s.weight", il, wanted[i].name);
-        paged_status s = paged__model_tensor(m, name, true, wanted[i].ne0, wanted[i].ne1, wanted[i].out, err);
-        if (s) return s;
+    const struct {
+        const char *name;
+        const float **out;
+    } norms[] = {{"attn_norm", &l->attn_norm}, {"ffn_norm", &l->ffn_norm}};
+    char name[64];
+    paged_status s = PAGED_OK;
+    for (size_t i = 0; i < sizeof norms / sizeof norms[0] && !s; i++) {
+        snprintf(name, sizeof name, "blk.%d.%s.weight", il, norms[i].name);
+        s = paged__model_vector(m, name, hp->n_embd, norms[i].out, err);
     }
-    return PAGED_OK;
+    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0] && !s; i++) {
+        snprintf(name, sizeof name, "blk.%d.%s.weight", il, matrices[i].name);
+        s = paged__model_matrix(m, name, true, matrices[i].n_rows, matrices[i].n_cols, matrices[i].out, err);
+    }
+    return s;
 }
 
 /* What the graph below does not do must not be in the file: ignoring a bias would give wrong text in silence.
@@ -55,35 +57,21 @@ static paged_status llama_load(paged_model *m, paged_error *err) {
     return s;
 }
 
-/* x [n_embd, n] -> RMS norm times weight. */
-static struct ggml_tensor *norm(paged__graph *g, struct ggml_tensor *x, struct ggml_tensor *weight) {
-    return ggml_mul(g->ctx, ggml_rms_norm(g->ctx, x, g->model->hp.norm_eps), weight);
-}
-
-static void llama_build(paged__graph *g) {
-    const paged_model *m = g->model;
-    const paged__hparams *hp = &m->hp;
-    struct ggml_tensor *x = ggml_get_rows(g->ctx, m->tok_embd, g->tokens); /* [n_embd, n_tokens] */
-
-    for (int32_t il = 0; il < hp->n_layers; il++) {
+static void llama_forward(paged__lane *t) {
+    const paged_model *m = t->model;
+    paged__embed(t);
+    for (int32_t il = 0; il < m->hp.n_layers; il++) {
         const paged__layer *l = &m->layers[il];
-        const bool last = il == hp->n_layers - 1;
-
-        struct ggml_tensor *h = norm(g, x, l->attn_norm), *q, *k, *v;
-        paged__linear_qkv(g, l, h, &q, &k, &v);
-        struct ggml_tensor *a = paged__graph_attention(g, il, q, k, v, !last || g->n_outputs > 0);
-        if (!a)
-            return; /* a chunk of a prompt whose logits nobody wants: the cache is filled, the rest is not
-                       needed */
-        if (last && g->n_outputs < g->n_tokens) {
-            a = ggml_get_rows(g->ctx, a, g->outputs);
-            x = ggml_get_rows(g->ctx, x, g->outputs);
-        }
-        x = paged__linear_add(g, l->wo, a, x);
-        h = norm(g, x, l->ffn_norm);
-        x = paged__linear_add(g, l->ffn_down, paged__linear_swiglu(g, l, h), x);
+        const bool is_last = il == m->hp.n_layers - 1;
+        paged__project_qkv(t, l);
+        paged__write_kv(t, il);
+        if (is_last && t->n_outputs == 0) return; /* the cache is filled; nobody asks for more */
+        paged__attend(t, il);
+        if (is_last) paged__keep_outputs(t);
+        paged__add_attention(t, l);
+        paged__add_gated_ffn(t, l, PAGED__SWIGLU);
     }
-    g->logits = paged__linear(g, m->output, norm(g, x, m->output_norm));
+    paged__project_logits(t);
 }
 
-const paged__arch paged__arch_llama = {"llama", llama_load, llama_build};
+const paged__arch paged__arch_llama = {"llama", llama_load, llama_forward};
