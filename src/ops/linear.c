@@ -39,7 +39,7 @@ static int32_t chunk_tokens(int32_t n_tokens, int32_t n_tiles) {
     return paged__round_up((n_tokens + n_chunks - 1) / n_chunks, PAGED__ACT_GROUP);
 }
 
-/* Some tiles of matrix i (GLU: of gate and up), all tokens; y_first: where its outputs begin in a row of y. */
+/* Some tiles of matrix i (GLU: of gate and up), all tokens; y_first: where its part of a row of y begins. */
 static void run_tiles(const paged__linear_kernels_table *k, const paged__linear_job *job, int32_t i,
                       int32_t y_first, int32_t tile, int32_t n_tiles) {
     _Alignas(64) float sums[2][PAGED__SUMS_MAX];

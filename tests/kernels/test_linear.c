@@ -1,7 +1,7 @@
 /* Goal: a linear layer is the product of the matrix that the GGUF file holds with activations in 127 steps a
  * block of 32, to the rounding of f32, and an output has one bit pattern, whatever batch, thread or
- * instruction set computed it. Method: weights by ggml (quantised by it, or random bits) and dequantised by it, sums in
- * double; then equality of bits between many ways to compute the same. */
+ * instruction set computed it. Method: weights by ggml (quantised by it, or random bits) and dequantised by
+ * it, sums in double; then equality of bits between many ways to compute the same. */
 #include "kernels/linear_world.h"
 
 static const int32_t shape_rows[] = {1, 16, 17, 40, 100}, shape_cols[] = {32, 64, 96, 256, 512, 1056};

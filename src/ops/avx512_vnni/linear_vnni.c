@@ -112,25 +112,39 @@ INLINE __m512i four(const paged__act_block *x, int i) {
     return _mm512_set1_epi32(q);
 }
 
+INLINE __m512i dot_4(__m512i sum, __m512i w, __m512i q) {
+    return _mm512_dpbusd_epi32(sum, w, q);
+}
+
+/* dot[TILES][n_tokens] goes on by 4 columns. */
+INLINE void columns(__m512i dot[TILES][PAGED__ACT_GROUP], const block_at *at, const paged__act_block *x,
+                    int i, const int h, const int n_tokens, const source from) {
+    const __m512i w[TILES] = {weights_at(at, 0, i, h, from), weights_at(at, 1, i, h, from)};
+    UNROLL for (int t = 0; t < n_tokens; t++) {
+        const __m512i q = four(x + t, 4 * h + i);
+        dot[0][t] = dot_4(dot[0][t], w[0], q);
+        dot[1][t] = dot_4(dot[1][t], w[1], q);
+    }
+}
+
 /* acc[TILES][n_tokens] goes on by one block. */
 INLINE void block(__m512 acc[TILES][PAGED__ACT_GROUP], const block_at *at, const paged__act_block *x,
                   const int n_tokens, const source from) {
     const bool by_halves = from.type == PAGED__W_Q6_K;
-    const int n_passes = by_halves ? 2 : 1, n_halves = by_halves ? 1 : 2;
+    const int n_passes = by_halves ? 2 : 1;
     UNROLL for (int pass = 0; pass < n_passes; pass++) {
         __m512i dot[TILES][PAGED__ACT_GROUP];
         UNROLL for (int t = 0; t < n_tokens; t++) dot[0][t] = dot[1][t] = offset(at, x + t, pass, from);
-        ROLLED for (int i = 0; i < 4; i++) {
-            UNROLL for (int k = 0; k < n_halves; k++) {
-                const int h = by_halves ? pass : k;
-                const __m512i w[TILES] = {weights_at(at, 0, i, h, from), weights_at(at, 1, i, h, from)};
-                UNROLL for (int t = 0; t < n_tokens; t++) {
-                    const __m512i q = four(x + t, 4 * h + i);
-                    dot[0][t] = _mm512_dpbusd_epi32(dot[0][t], w[0], q);
-                    dot[1][t] = _mm512_dpbusd_epi32(dot[1][t], w[1], q);
-                }
+        if (from.panel) {
+            UNROLL for (int i = 0; i < 4; i++) columns(dot, at, x, i, pass, n_tokens, from);
+            if (!by_halves) {
+                UNROLL for (int i = 0; i < 4; i++) columns(dot, at, x, i, 1, n_tokens, from);
             }
-        }
+        } else
+            ROLLED for (int i = 0; i < 4; i++) {
+                columns(dot, at, x, i, pass, n_tokens, from);
+                if (!by_halves) columns(dot, at, x, i, 1, n_tokens, from);
+            }
         UNROLL for (int r = 0; r < TILES; r++) {
             const __m512 d = scale_at(at, r, pass, from);
             UNROLL for (int t = 0; t < n_tokens; t++) acc[r][t] = _mm512_fmadd_ps(
