@@ -23,6 +23,10 @@
  *     i   = sum of (u - zero) * q, an exact integer below 2^24          (a half block for Q6_K, twice)
  *     acc = fma((float)i, d * s, acc)
  *     acc = fma(m, s * sum q, acc)                                      only the formats with minima
+ *
+ * and for F32, F16, BF16 over ascending blocks of 64 columns, which keeps errors small in long rows:
+ *
+ *     part = fma(w, x, part) from 0 over ascending columns; acc = acc + part
  */
 #ifndef PAGED_OPS_LINEAR_KERNELS_H
 #define PAGED_OPS_LINEAR_KERNELS_H
@@ -31,6 +35,7 @@
 
 enum {
     PAGED__ACT_GROUP = 6,    /* tokens */
+    PAGED__FLOAT_BLOCK = 64, /* columns of a partial sum of F32, F16 and BF16 */
     PAGED__PANEL_COLS = 512, /* columns that a kernel works on before it goes to the next tokens */
     PAGED__SUMS_MAX = 3072   /* floats that one call of `sums` gives */
 };

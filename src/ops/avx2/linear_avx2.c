@@ -213,12 +213,11 @@ INLINE __m256 column(const uint8_t *tile, int64_t k, const int h, const paged__w
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 
-INLINE void columns(float *out, int64_t stride, const uint8_t *tile, int64_t n_cols, const float *x,
+/* One partial sum. */
+INLINE void part_of(float *out, int64_t stride, const uint8_t *tile, int64_t n_cols, const float *x,
                     const int n_tokens, const paged__weight_type type) {
     __m256 acc[2][PAGED__ACT_GROUP];
-    UNROLL for (int t = 0; t < n_tokens; t++) {
-        UNROLL for (int h = 0; h < 2; h++) acc[h][t] = _mm256_loadu_ps(out + t * stride + h * 8);
-    }
+    UNROLL for (int t = 0; t < n_tokens; t++) acc[0][t] = acc[1][t] = _mm256_setzero_ps();
     for (int64_t k = 0; k < n_cols; k++, x += n_tokens) {
         const __m256 w[2] = {column(tile, k, 0, type), column(tile, k, 1, type)};
         UNROLL for (int t = 0; t < n_tokens; t++) {
@@ -227,8 +226,18 @@ INLINE void columns(float *out, int64_t stride, const uint8_t *tile, int64_t n_c
         }
     }
     UNROLL for (int t = 0; t < n_tokens; t++) {
-        UNROLL for (int h = 0; h < 2; h++) _mm256_storeu_ps(out + t * stride + h * 8, acc[h][t]);
+        UNROLL for (int h = 0; h < 2; h++) {
+            float *sum = out + t * stride + h * 8;
+            _mm256_storeu_ps(sum, _mm256_add_ps(_mm256_loadu_ps(sum), acc[h][t]));
+        }
     }
+}
+
+INLINE void columns(float *out, int64_t stride, const uint8_t *tile, int64_t n_cols, const float *x,
+                    const int n_tokens, const paged__weight_type type) {
+    for (int64_t c = 0; c < n_cols; c += PAGED__FLOAT_BLOCK)
+        part_of(out, stride, tile + c * 16 * paged__float_bytes(type),
+                PAGED_MIN(PAGED__FLOAT_BLOCK, n_cols - c), x + c * n_tokens, n_tokens, type);
 }
 
 INLINE void float_tile(float *out, int64_t stride, const uint8_t *tile, int64_t n_cols, const paged__act *x,
