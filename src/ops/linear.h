@@ -42,11 +42,12 @@ typedef enum paged__weight_type {
     PAGED__N_WEIGHT_TYPES
 } paged__weight_type;
 
-/* A packed matrix: n_rows outputs, n_cols inputs. Rows are padded to whole tiles with zeros. */
+/* A packed matrix: n_rows outputs, n_cols inputs. Rows are padded with zeros to whole tiles, of quantised
+ * types to an even number. */
 typedef struct paged__matrix {
     paged__weight_type type;
     int32_t n_rows, n_cols, n_tiles;
-    uint8_t *data; /* [n_tiles][tile_bytes], 64-byte aligned; owned by whoever packed */
+    uint8_t *data; /* n_tiles * tile_bytes, 64-byte aligned; owned by whoever packed */
     size_t tile_bytes;
 } paged__matrix;
 

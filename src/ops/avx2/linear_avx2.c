@@ -86,7 +86,7 @@ INLINE __m256 min_of(const uint8_t *unit, int64_t b, const int h, const paged__w
 }
 
 INLINE void unpack(uint8_t *panel, const uint8_t *unit, int64_t n_units, const paged__weight_type type) {
-    for (int64_t u = 0; u < n_units; u++, unit += paged__unit_bytes(type))
+    for (int64_t u = 0; u < n_units; u++, unit += paged__unit_step(type))
         for (int64_t b = 0; b < paged__unit_blocks(type); b++, panel += PANEL_BLOCK) {
             const uint8_t *block = unit + paged__head_bytes(type) + b * paged__block_bytes(type);
             float *scales = (float *)(void *)(panel + 512);
@@ -171,7 +171,7 @@ INLINE void tile_sums(float *out, int64_t stride, const uint8_t *tile, int64_t n
     const int64_t unit_blocks = paged__unit_blocks(type), most = PANEL_BLOCKS / unit_blocks;
     for (int64_t u = 0; u < n_units; u += most) {
         const int64_t n = PAGED_MIN(most, n_units - u), n_blocks = n * unit_blocks;
-        unpack(panel, tile + u * paged__unit_bytes(type), n, type);
+        unpack(panel, tile + u * paged__unit_step(type), n, type);
         for (int32_t t = 0; t < n_tokens;) {
             const int64_t width = paged__group_tokens(x, token0 + t);
             const paged__act_block *at =
@@ -296,8 +296,8 @@ static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_ti
                           : w->n_cols;
     memset(out, 0, (size_t)(n_tokens * stride) * sizeof *out);
     for (int32_t i = 0; i < n_tiles; i++)
-        tile_fns[w->type](out + i * PAGED__ROW_TILE, stride, w->data + (size_t)(tile0 + i) * w->tile_bytes, n,
-                          x, token0, n_tokens);
+        tile_fns[w->type](out + i * PAGED__ROW_TILE, stride, paged__tile_at(w, tile0 + i), n, x, token0,
+                          n_tokens);
 }
 
 const paged__linear_kernels_table paged__linear_avx2 = {

@@ -43,7 +43,7 @@ static float weight(const uint8_t *tile, int64_t e, paged__weight_type type) {
 
 static void tile_float(float *sums, int32_t stride, const paged__matrix *w, int32_t tile, const paged__act *x,
                        int32_t token0, int32_t n_tokens) {
-    const uint8_t *data = w->data + (size_t)tile * w->tile_bytes;
+    const uint8_t *data = paged__tile_at(w, tile);
     for (int32_t t = 0; t < n_tokens; t++) {
         const int32_t token = token0 + t, width = paged__group_tokens(x, token);
         const float *act = paged__group_floats(x, token) + token % PAGED__ACT_GROUP;
