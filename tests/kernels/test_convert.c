@@ -12,7 +12,7 @@ typedef struct boxed {
     size_t size;
 } boxed;
 
-/* Three blocks of two heads with gaps, or heads outside and blocks inside; random bytes if there is an rng. */
+/* Three blocks of two heads with gaps, or heads outside and blocks inside; random bytes with an rng. */
 static boxed boxed_make(paged_type type, paged_layout layout, int32_t block_size, int32_t dk, int32_t dv,
                         bool heads_outside, uint64_t *rng) {
     int64_t elem = type == PAGED_TYPE_F32 ? 4 : 2, k = elem * block_size * dk, v = elem * block_size * dv;
@@ -206,7 +206,7 @@ static void gather_refuses(void) {
     p.blocks[p.max_blocks + 1] = 9;
     CHECK_EQ(paged_kv_gather(&p.kv, &t, 1, &to.kv, 0, 1, &err), PAGED_ERR_INVALID_ARG);
     CHECK_STR(err.message,
-              "sequence 1 (row 1, KV head 0): entry 1 of its table is 9, not in 0 ... 6, with 20 keys");
+              "sequence 1 (row 1, KV head 0): entry 1 of its table is 9, not in 0 ... 8, with 20 keys");
     to.kv.head_dim_v = 8;
     CHECK_EQ(paged_kv_gather(&p.kv, &t, 1, &to.kv, 0, 1, &err), PAGED_ERR_INVALID_ARG);
     CHECK_STR(err.message, "head_dim_v of the cache is 16, that of the copy 8");
