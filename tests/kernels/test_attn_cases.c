@@ -648,6 +648,6 @@ static void names_its_kernels(void) {
     X(sample_kernel_is_wrong)                                                                                \
     X(plan_refuses)                                                                                          \
     X(plan_refuses_windows_and_tails)                                                                        \
-    X(plan_refuses_cascades) X(tails_are_packed) X(plan_accepts) X(create_refuses) X(allocations_fail)       \
-        X(names_its_kernels)
+    X(plan_refuses_cascades)                                                                                 \
+    X(tails_are_packed) X(plan_accepts) X(create_refuses) X(allocations_fail) X(names_its_kernels)
 TEST_MAIN(TESTS)
