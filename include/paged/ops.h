@@ -171,7 +171,7 @@ PAGED_API bool paged_attn_needs_merge(const paged_attn *attn);
 PAGED_API void paged_attn_merge_states(float *out_a, float *lse_a, const float *out_b, const float *lse_b,
                                        int64_t n_rows, int32_t head_dim);
 
-/* "avx512", "avx2" or "ref": the kernels chosen at create. Static. */
+/* "avx512_bf16", "avx512", "avx2" or "ref": the kernels chosen at create. Static. */
 PAGED_API const char *paged_attn_kernels(const paged_attn *attn);
 
 #ifdef __cplusplus

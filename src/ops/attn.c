@@ -149,6 +149,8 @@ static paged_status take_memory(paged_attn *attn, paged_error *err) {
 /* Everything that follows from the configuration alone. */
 static void derive(paged_attn *attn) {
     const paged_attn_config *c = &attn->config;
+    attn->softcap = attn->kernels->softcap ? attn->kernels->softcap : paged__kernels_ref.softcap;
+    attn->alibi = attn->kernels->alibi ? attn->kernels->alibi : paged__kernels_ref.alibi;
     attn->q_stride = attn->kernels->of[c->type]->q_bytes(c->head_dim_k);
     attn->p_stride = attn->kernels->of[c->type]->p_bytes;
     attn->scale_log2 = (float)(c->scale * LOG2_E);

@@ -73,6 +73,8 @@ typedef struct paged__scratch {
 
 struct paged_attn {
     const paged__kernels *kernels;
+    void (*softcap)(float *s, float cap);
+    void (*alibi)(float *s, float slope, int32_t first);
     paged_attn_config config; /* defaults filled in */
     float scale_log2;         /* scale * log2(e) */
     float softcap_log2;       /* softcap * log2(e); 0: off */

@@ -107,10 +107,10 @@ static void adjust_scores(const unit *u, const paged__scratch *scratch, paged__r
     const paged_attn *attn = u->attn;
     for (int32_t r = rows.first; r < rows.end; r++) {
         float *s = scratch->s + r * PAGED_ATTN_STEP;
-        if (attn->softcap_log2 != 0) attn->kernels->softcap(s, attn->softcap_log2);
+        if (attn->softcap_log2 != 0) attn->softcap(s, attn->softcap_log2);
         if (attn->slopes_log2)
-            attn->kernels->alibi(s, attn->slopes_log2[u->head * attn->group + r % attn->group],
-                                 t0 - scratch->position[r]);
+            attn->alibi(s, attn->slopes_log2[u->head * attn->group + r % attn->group],
+                        t0 - scratch->position[r]);
     }
 }
 

@@ -188,6 +188,9 @@ static void grid_avx2(void) {
 static void grid_avx512(void) {
     grid_of(2, 250);
 }
+static void grid_avx512_bf16(void) {
+    grid_of(3, 250);
+}
 
 /* Uneven head sizes take the tail paths of the kernels. */
 static void odd_head_dims(void) {
@@ -268,5 +271,6 @@ static void chunks_of_a_prefill(void) {
 }
 
 #define TESTS(X)                                                                                             \
-    X(grid_ref) X(grid_avx2) X(grid_avx512) X(odd_head_dims) X(many_splits) X(chunks_of_a_prefill)
+    X(grid_ref)                                                                                              \
+    X(grid_avx2) X(grid_avx512) X(grid_avx512_bf16) X(odd_head_dims) X(many_splits) X(chunks_of_a_prefill)
 TEST_MAIN(TESTS)

@@ -531,8 +531,16 @@ static inline result run_all(const world *w, const place *p, int32_t nth) {
 
 /* ---- checks ---- */
 
+/* The relative error of q and of the weights: kernels of AVX-512 BF16 round both to bf16. */
+static inline double operand_rounding(paged_type type) {
+    return type == PAGED_TYPE_BF16 && paged_cpu_flags() & PAGED_CPU_AVX512_BF16 ? 0x1p-8 : 0;
+}
+
 /* One row against the oracle. Inputs are exact, so the only errors are those of f32 arithmetic: some
  * roundings of the result (2e-6 of the largest |v|), and roundings of the scores, sums of head_dim terms.
+ * Where operands are rounded by u, a score is off by at most a = u * size, so a weight by a factor between
+ * 1 / (1 + e) and 1 + e = exp(a) * (1 + u), so the weights of a row, which sum to 1, by 2 e / (1 - e) in all,
+ * and never by more than 2. Such kernels also take denormals for zero, in each of n_keys sums.
  * Returns the error in units of what is allowed. */
 static inline double row_error(const world *w, const result *r, int32_t seq, int32_t i, int32_t head) {
     int64_t dv = w->s.dv, row = (int64_t)(w->first_q[seq] + i) * w->s.n_heads + head;
@@ -541,7 +549,12 @@ static inline double row_error(const world *w, const result *r, int32_t seq, int
     for (int64_t j = 0; j < (int64_t)w->n_keys[seq] * w->s.n_kv_heads * dv; j++)
         v_max = fmax(v_max, fabs((double)w->v[w->first_key[seq] * w->s.n_kv_heads * dv + j]));
     double score_error = 0x1p-24 * (4 + sqrt((double)w->s.dk)) * size,
-           allowed = v_max * (2e-6 + score_error) + 1e-44;
+           allowed = v_max * (2e-6 + score_error) + 1e-44, u = operand_rounding(w->s.type);
+    if (u > 0) {
+        double e = exp(u * size) * (1 + u) - 1;
+        allowed += v_max * (e < 0.5 ? 2 * e / (1 - e) : 2) + w->n_keys[seq] * 0x1p-126;
+        score_error += u * (size + 1);
+    }
     for (int64_t d = 0; d < dv; d++) {
         double error = fabs((double)r->out[row * dv + d] - want[d]) / allowed;
         worst = error <= worst ? worst : error; /* NaN is kept */
@@ -624,9 +637,11 @@ static inline result run_alone(const world *w, const place *p) {
 
 /* ---- instruction sets ---- */
 
-static const uint32_t isa_flags[] = {0, PAGED_CPU_AVX2, PAGED_CPU_AVX2 | PAGED_CPU_AVX512};
-static const char *const isa_names[] = {"ref", "avx2", "avx512"};
-enum { N_ISAS = 3 };
+static const uint32_t isa_flags[] = {0, PAGED_CPU_AVX2, PAGED_CPU_AVX2 | PAGED_CPU_AVX512,
+                                     PAGED_CPU_AVX2 | PAGED_CPU_AVX512 | PAGED_CPU_AVX512_VNNI |
+                                         PAGED_CPU_AVX512_BF16};
+static const char *const isa_names[] = {"ref", "avx2", "avx512", "avx512_bf16"};
+enum { N_ISAS = 4 };
 
 /* From now on kernels of this set are chosen; false where the machine lacks it. */
 static inline bool isa_use(int32_t isa) {
