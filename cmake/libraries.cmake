@@ -82,11 +82,13 @@ if(TARGET room-mem)
     target_include_directories(room-mem SYSTEM PRIVATE ${XXHASH_INCLUDE_DIR})
 endif()
 paged_room(ops)
-# The engine uses base's inside (paged__…) across the border of the libraries. So base is compiled with visible symbols, and
-# the version script exports them under a version that only an engine of exactly this release asks for.
-if(TARGET room-base)
-    set_target_properties(room-base PROPERTIES C_VISIBILITY_PRESET default)
-endif()
+# The engine uses the insides of base and ops (paged__…) across the border of the libraries. So these are compiled with visible
+# symbols, and the version script exports them under a version that only an engine of exactly this release asks for.
+foreach(room IN ITEMS base ops)
+    if(TARGET room-${room})
+        set_target_properties(room-${room} PROPERTIES C_VISIBILITY_PRESET default)
+    endif()
+endforeach()
 # A fused multiply-add where the source says multiply and add would change bits between compilers.
 if(TARGET room-ops)
     target_compile_options(room-ops PRIVATE -ffp-contract=off)
