@@ -173,8 +173,8 @@ static bool copy_of(const void *array, int32_t n, size_t elem_bytes, void **out)
 
 /* What `params` points to. */
 static bool take_lists(paged__request *r, const paged_request *q) {
-    void *bias, *stops;
-    const bool ok = copy_of(q->logit_bias, q->n_logit_bias, sizeof *q->logit_bias, &bias) &
+    void *bias, *stops = NULL;
+    const bool ok = copy_of(q->logit_bias, q->n_logit_bias, sizeof *q->logit_bias, &bias) &&
                     copy_of(q->stop_tokens, q->n_stop_tokens, sizeof *q->stop_tokens, &stops);
     r->params = *q;
     r->params.logit_bias = bias;

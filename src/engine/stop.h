@@ -4,8 +4,8 @@
  *   safe             ────────┘                may be shown: no stop string begins before here
  *   found            -1, or where the first one that is complete begins
  *
- * A stop string is found when its last byte comes, wherever pieces are cut; of several that end at the same byte
- * the one that begins first counts. Nothing after it is looked at. Allocates at create only.
+ * A stop string is found when its last byte comes, wherever pieces are cut; of several that end at the same
+ * byte the one that begins first counts. Nothing after it is looked at. No allocation.
  */
 #ifndef PAGED_ENGINE_STOP_H
 #define PAGED_ENGINE_STOP_H
@@ -26,7 +26,7 @@ typedef struct paged__stop {
 /* Errors: INVALID_ARG naming the string (too many, empty, too long). */
 paged_status paged__stop_init(paged__stop *stop, const char *const *strings, int32_t n, paged_error *err);
 
-/* False as soon as a stop string is complete. With `armed` false none counts (min_tokens), but one may have begun. */
+/* False as soon as a stop string is complete. While `armed` is false none counts, but one may begin. */
 bool paged__stop_push(paged__stop *stop, const char *bytes, size_t n_bytes, bool armed);
 
 /* No more bytes: what was held back is safe, unless a stop string was found. */

@@ -1,8 +1,8 @@
 /* ops/select.h: what sampling needs of a row of logits, in one pass each.
  *
- * A row is looked at in blocks of 64: their maxima, and their sums of exponentials. Whoever looks for the best
- * tokens skips the blocks whose maximum is too small, so that a vocabulary of 100,000 costs two passes of
- * vector code and a few blocks. The same code for all instruction sets (select_body.h), so the same bits:
+ * A row is looked at in blocks of 64: their maxima, and their sums of exponentials. Whoever looks for the
+ * best tokens skips the blocks whose maximum is too small, so that a vocabulary of 100,000 costs two passes
+ * of vector code and a few blocks. The same code for all instruction sets (select_body.h), so the same bits:
  * element i of a block adds to lane i % 16, lanes are added in order.
  *
  * NaN counts as -inf. May include base/ and ops/. Pure functions.
