@@ -47,6 +47,23 @@ PAGED_API paged_status paged_engine_create(const paged_model *model, const paged
                                            paged_engine **out, paged_error *err);
 PAGED_API void paged_engine_free(paged_engine *engine); /* NULL is fine */
 
+typedef struct paged_logit_bias {
+    int32_t token;
+    float bias; /* added to the logit; -100 and below: the token never comes */
+} paged_logit_bias;
+
+typedef struct paged_top_logprob {
+    int32_t token;
+    float logprob;
+} paged_top_logprob;
+
+enum {
+    PAGED_TOP_LOGPROBS_MAX = 20,
+    PAGED_LOGIT_BIAS_MAX = 1024,
+    PAGED_STOP_TOKENS_MAX = 64,
+    PAGED_STOPS_MAX = 16
+};
+
 typedef struct paged_request {
     size_t struct_size;
     const int32_t *tokens; /* [n_tokens] prompt; copied */
@@ -55,13 +72,26 @@ typedef struct paged_request {
     float temperature;  /* below 1e-5: greedy */
     int32_t top_k;      /* ≤ 0: off */
     float top_p;        /* 1: off; 0: greedy */
-    uint64_t seed;      /* randomness is a function of (seed, position) alone */
+    uint64_t seed;      /* randomness is a function of (seed, choice, position) alone */
     bool ignore_eos;
     bool logprobs;        /* log-probability of each generated token, before temperature and cuts */
     bool prompt_logprobs; /* for every prompt token but the first; see paged_engine_prompt_logprobs */
     bool control_text;    /* control tokens appear in the text */
     const char *salt; /* requests share keys and values only with the same salt; NULL: with those that have
                            * none. At most 1024 bytes; copied */
+
+    float min_p;                               /* keeps what has min_p times the best probability; 0: off */
+    float repetition_penalty;                  /* of tokens of prompt and answer; 0 or 1: off */
+    float presence_penalty, frequency_penalty; /* of tokens of the answer, once and by count; 0: off */
+    const paged_logit_bias *logit_bias;        /* [n_logit_bias] copied */
+    int32_t n_logit_bias;
+    int32_t n_top_logprobs;  /* most likely tokens at each place, with logprobs; at most 20 */
+    int32_t min_tokens;      /* before so many tokens nothing ends the answer */
+    const char *const *stop; /* [n_stop] strings of 1 … 256 bytes that end the answer and are not part of its
+                              * text, wherever tokens cut them; copied */
+    int32_t n_stop;
+    const int32_t *stop_tokens; /* [n_stop_tokens] end the answer, also with ignore_eos; copied */
+    int32_t n_stop_tokens;
 } paged_request;
 
 /* Greedy, no limits, top_p 1. Call it first, then set what differs. */
@@ -88,15 +118,19 @@ typedef enum paged_finish {
 PAGED_API const char *paged_finish_name(paged_finish finish); /* "stop", "length" … */
 
 /* What is new since the last read; borrowed until the next call on this engine. Text is whole UTF-8
- * characters. */
+ * characters; what may be the beginning of a stop string is held back until that is decided. Tokens are not
+ * held back. */
 typedef struct paged_output {
     const char *text;
     size_t text_len;
-    const int32_t *tokens; /* [n_tokens], the ending token not among them */
-    const float *logprobs; /* [n_tokens] or NULL */
+    const int32_t *tokens;                 /* [n_tokens], the ending token not among them */
+    const float *logprobs;                 /* [n_tokens] or NULL */
+    const paged_top_logprob *top_logprobs; /* [n_tokens, n_top_logprobs] best first, or NULL */
     int32_t n_tokens;
     paged_finish finish;
-    paged_status error; /* why, when finish is PAGED_FINISH_ERROR */
+    paged_status error;  /* why, when finish is PAGED_FINISH_ERROR */
+    int32_t stop_string; /* index of the stop string that ended it; -1: none did */
+    int32_t stop_token;  /* token that ended it; -1: none did */
     int32_t prompt_tokens, completion_tokens;
     int32_t
         cached_tokens;   /* prompt tokens that were not computed but found in the cache: to the token, at most

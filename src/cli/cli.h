@@ -63,7 +63,8 @@ typedef struct paged__command {
     int (*run)(paged__cli *cli, int argc, char **argv);
 } paged__command;
 
-extern const paged__command paged__command_run, paged__command_tokenize, paged__command_inspect;
+extern const paged__command paged__command_run, paged__command_chat, paged__command_batch,
+    paged__command_bench, paged__command_tokenize, paged__command_inspect;
 
 /* ---- args.c ---- */
 

@@ -113,7 +113,7 @@ static paged_status create_tables(paged_engine *e, paged_error *err) {
     e->cu_seqlens_q = paged__calloc(n_run + 1, sizeof *e->cu_seqlens_q);
     e->seqlens_k = paged__calloc(n_run, sizeof *e->seqlens_k);
     e->rows = paged__calloc(n_run, sizeof *e->rows);
-    e->sampler = paged__sampler_create(e->n_vocab);
+    e->sampler = paged__sampler_create(e->n_vocab, e->tok);
     if (e->slots && e->waiting && e->running && e->pieces && e->step_tokens && e->positions && e->outputs &&
         e->step_slots && e->cu_seqlens_q && e->seqlens_k && e->rows && e->sampler)
         return PAGED_OK;

@@ -5,6 +5,7 @@
  *   scheduler.c   who runs: admission, and which tokens of whom make the next step
  *   step.c        one step: reserve -> runner -> commit -> sample
  *   sampler.c     logits -> one token
+ *   stop.c        stop strings in the text of an answer
  *   engine.c      create, free, facts
  *
  *   waiting ──admit──> running ──ends──> finished ──release──> free
@@ -24,6 +25,7 @@
 #include <stdatomic.h>
 
 #include "base/base.h"
+#include "engine/stop.h"
 #include "mem/mem.h"
 #include "model/runner.h"
 #include "paged/engine.h"
@@ -36,23 +38,28 @@ typedef struct paged__request {
     paged__state state;
     paged_finish finish;
     paged_status error;   /* why, when finish is PAGED_FINISH_ERROR */
-    paged_request params; /* tokens is not kept */
-    paged_seq seq;        /* valid while running */
+    paged_request params; /* its arrays are owned; of tokens and salt, see below; of stop, see `stop` */
+    paged__stop *stop;    /* NULL: no stop strings; owned */
+    paged_detok stop_detok;
+    int32_t stop_token; /* that ended it; -1: none */
+    paged_seq seq;      /* valid while running */
 
     int32_t *tokens; /* [n_prompt + max_new] prompt, then what was generated; owned */
     int32_t n_prompt, max_new, n_tokens, n_cached;
-    int32_t n_reused;       /* of n_cached: found, not computed */
-    char *salt;             /* NULL: none; owned */
-    int32_t blocks_used;    /* while running and when it ended */
-    float *logprobs;        /* [max_new] of generated tokens, or NULL; owned */
-    float *prompt_logprobs; /* [n_prompt - 1] or NULL; owned */
-    int32_t *prompt_top1;   /* [n_prompt - 1] or NULL; owned */
+    int32_t n_reused;                /* of n_cached: found, not computed */
+    char *salt;                      /* NULL: none; owned */
+    int32_t blocks_used;             /* while running and when it ended */
+    float *logprobs;                 /* [max_new] of generated tokens, or NULL; owned */
+    paged_top_logprob *top_logprobs; /* [max_new, n_top_logprobs] or NULL; owned */
+    float *prompt_logprobs;          /* [n_prompt - 1] or NULL; owned */
+    int32_t *prompt_top1;            /* [n_prompt - 1] or NULL; owned */
 
     paged_detok detok; /* of read */
     int32_t n_read;    /* generated tokens already read */
     bool read_to_end;
-    char *text; /* what the last read gave out; owned */
-    size_t text_capacity;
+    char *text; /* [text_len] what the last read gave out, then what it held back; owned */
+    size_t text_capacity, text_len, n_given; /* n_given: of text, by the last read */
+    int64_t n_shown;                         /* bytes that all reads gave out */
 
     uint64_t submit_ns, start_ns, first_ns, last_ns; /* submitted, first step, first token, latest token */
 } paged__request;
@@ -104,16 +111,27 @@ void paged__request_clear(paged_engine *e, paged__request *r); /* back to a free
 void paged__schedule(paged_engine *e); /* admits, then fills e->pieces within the token budget */
 void paged__drop_cancelled(paged_engine *e);
 
-/* sampler.c: randomness is a function of (seed, position), so that a request repeats whatever runs beside it.
- */
-typedef struct paged__sampler paged__sampler;
-paged__sampler *paged__sampler_create(int32_t n_vocab); /* NULL: no memory */
+/* sampler.c: randomness is a function of (seed, choice, position), so that a request repeats whatever runs
+ * beside it, and so do its forks. */
+
+/* How a token is chosen. */
+typedef struct paged__choice {
+    const paged_request *params;
+    const int32_t *tokens;      /* [n_tokens] prompt, then the answer so far; n_tokens is the position */
+    int32_t n_prompt, n_tokens; /* of penalties: the whole; the answer */
+    int32_t choice;             /* of n */
+    bool ban_eog, ban_stops;    /* no token that ends a generation; none of params->stop_tokens */
+} paged__choice;
+
+typedef struct paged__sampler paged__sampler; /* scratch of one thread */
+paged__sampler *paged__sampler_create(int32_t n_vocab, const paged_tokenizer *tok); /* NULL: no memory */
 void paged__sampler_free(paged__sampler *s);
-/* logits [n_vocab]; `position` of the token to be sampled. Not-a-number logits never win. */
-int32_t paged__sample(paged__sampler *s, const float *logits, const paged_request *params, bool ban_eog,
-                      const paged_tokenizer *tok, int32_t position);
-/* log softmax(logits)[token], in double; and the most likely token (lowest id on ties) if top1 is not NULL.
- */
-float paged__logprob(const float *logits, int32_t n_vocab, int32_t token, int32_t *top1);
+/* logits [n_vocab]. Not-a-number logits never win. */
+int32_t paged__sample(paged__sampler *s, const float *logits, const paged__choice *how);
+/* log softmax(logits)[token]; and the most likely token (lowest id on ties) if top1 is not NULL. */
+float paged__logprob(paged__sampler *s, const float *logits, int32_t token, int32_t *top1);
+/* The same, and the k ≥ 1 most likely tokens, best first. */
+float paged__top_logprobs(paged__sampler *s, const float *logits, int32_t token, int32_t k,
+                          paged_top_logprob *top);
 
 #endif

@@ -48,6 +48,12 @@ void paged__request_finish(paged_engine *e, paged__request *r, paged_finish fini
     } else {
         remove_from(e->waiting, &e->n_waiting, r);
     }
+    if (r->stop && r->stop->found < 0) { /* what was held back is text after all */
+        char bytes[PAGED_DETOK_MAX];
+        const int32_t n = paged_detok_finish(&r->stop_detok, bytes);
+        paged__stop_push(r->stop, bytes, (size_t)n, false);
+        paged__stop_finish(r->stop);
+    }
     r->state = PAGED__FINISHED;
     r->finish = finish;
     r->last_ns = paged__now_ns();
@@ -60,6 +66,10 @@ void paged__request_clear(paged_engine *e, paged__request *r) {
     paged__free(r->logprobs);
     paged__free(r->prompt_logprobs);
     paged__free(r->prompt_top1);
+    paged__free(r->top_logprobs);
+    paged__free((void *)(uintptr_t)r->params.logit_bias);
+    paged__free((void *)(uintptr_t)r->params.stop_tokens);
+    paged__free(r->stop);
     paged__free(r->text);
     paged__free(r->salt);
     r->id = 0; /* first, so that a cancel from elsewhere no longer finds it */
@@ -70,11 +80,66 @@ void paged__request_clear(paged_engine *e, paged__request *r) {
     r->tokens = NULL;
     r->logprobs = r->prompt_logprobs = NULL;
     r->prompt_top1 = NULL;
+    r->top_logprobs = NULL;
+    r->params = (paged_request){0};
+    r->stop = NULL;
     r->text = r->salt = NULL;
-    r->text_capacity = 0;
+    r->text_capacity = r->text_len = r->n_given = 0;
+    r->n_shown = 0;
     r->n_prompt = r->max_new = r->n_tokens = r->n_cached = r->n_read = r->n_reused = r->blocks_used = 0;
     r->read_to_end = false;
     r->submit_ns = r->start_ns = r->first_ns = r->last_ns = 0;
+}
+
+static paged_status check_sampling(const paged_engine *e, const paged_request *q, paged_error *err) {
+    const struct {
+        const char *name;
+        float value, low, high;
+    } ranges[] = {
+        {"temperature", q->temperature, 0, INFINITY},
+        {"top_p", q->top_p, 0, 1},
+        {"min_p", q->min_p, 0, 1},
+        {"repetition_penalty", q->repetition_penalty, 0, 100},
+        {"presence_penalty", q->presence_penalty, -100, 100},
+        {"frequency_penalty", q->frequency_penalty, -100, 100},
+    };
+    for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; i++)
+        if (!(ranges[i].value >= ranges[i].low && ranges[i].value <= ranges[i].high) ||
+            isinf(ranges[i].value))
+            return paged__fail(err, PAGED_ERR_INVALID_ARG, "%s is %g; it must lie in %g … %g", ranges[i].name,
+                               (double)ranges[i].value, (double)ranges[i].low, (double)ranges[i].high);
+    const struct {
+        const char *name;
+        const void *array;
+        int32_t n, max;
+    } lists[] = {
+        {"logit_bias", q->logit_bias, q->n_logit_bias, PAGED_LOGIT_BIAS_MAX},
+        {"stop_tokens", q->stop_tokens, q->n_stop_tokens, PAGED_STOP_TOKENS_MAX},
+        {"stop", q->stop, q->n_stop, PAGED_STOPS_MAX},
+    };
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
+        if (lists[i].n < 0 || lists[i].n > lists[i].max || (lists[i].n > 0 && !lists[i].array))
+            return paged__fail(err, PAGED_ERR_INVALID_ARG, "%s has %d entries%s; at most %d", lists[i].name,
+                               lists[i].n, lists[i].array ? "" : " and is NULL", lists[i].max);
+    for (int32_t i = 0; i < q->n_logit_bias; i++) {
+        const paged_logit_bias b = q->logit_bias[i];
+        if (b.token < 0 || b.token >= e->n_vocab || !isfinite(b.bias))
+            return paged__fail(err, PAGED_ERR_INVALID_ARG,
+                               "logit_bias %d is %g for token %d; the vocabulary ends at %d", i,
+                               (double)b.bias, b.token, e->n_vocab - 1);
+    }
+    for (int32_t i = 0; i < q->n_stop_tokens; i++)
+        if (q->stop_tokens[i] < 0 || q->stop_tokens[i] >= e->n_vocab)
+            return paged__fail(err, PAGED_ERR_INVALID_ARG, "stop token %d is %d; the vocabulary ends at %d",
+                               i, q->stop_tokens[i], e->n_vocab - 1);
+    if (q->n_top_logprobs < 0 || q->n_top_logprobs > PAGED_TOP_LOGPROBS_MAX ||
+        (q->n_top_logprobs && !q->logprobs))
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "n_top_logprobs is %d%s; 0 … %d", q->n_top_logprobs,
+                           q->logprobs ? "" : " without logprobs", PAGED_TOP_LOGPROBS_MAX);
+    if (q->min_tokens < 0 || (q->max_tokens > 0 && q->min_tokens > q->max_tokens))
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "min_tokens is %d, max_tokens %d", q->min_tokens,
+                           q->max_tokens);
+    return PAGED_OK;
 }
 
 static paged_status check_request(const paged_engine *e, const paged_request *q, paged_error *err) {
@@ -83,11 +148,8 @@ static paged_status check_request(const paged_engine *e, const paged_request *q,
                            q->n_tokens);
     if (q->max_tokens < 0)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "max_tokens is %d, less than 0", q->max_tokens);
-    if (!isfinite(q->temperature) || q->temperature < 0)
-        return paged__fail(err, PAGED_ERR_INVALID_ARG, "temperature is %g; it must be 0 or more",
-                           (double)q->temperature);
-    if (!(q->top_p >= 0 && q->top_p <= 1))
-        return paged__fail(err, PAGED_ERR_INVALID_ARG, "top_p is %g; it must lie in 0 … 1", (double)q->top_p);
+    paged_status s = check_sampling(e, q, err);
+    if (s) return s;
     if (q->salt && strnlen(q->salt, SALT_MAX + 1) > SALT_MAX)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "the salt has more than %d bytes", SALT_MAX);
     if (q->n_tokens > e->n_ctx)
@@ -100,18 +162,57 @@ static paged_status check_request(const paged_engine *e, const paged_request *q,
     return PAGED_OK;
 }
 
+/* A copy of n elements in *out; NULL for none. False: no memory. */
+static bool copy_of(const void *array, int32_t n, size_t elem_bytes, void **out) {
+    *out = NULL;
+    if (n == 0) return true;
+    *out = paged__alloc((size_t)n, elem_bytes);
+    if (*out) memcpy(*out, array, (size_t)n * elem_bytes);
+    return *out != NULL;
+}
+
+/* What `params` points to. */
+static bool take_lists(paged__request *r, const paged_request *q) {
+    void *bias, *stops = NULL;
+    const bool ok = copy_of(q->logit_bias, q->n_logit_bias, sizeof *q->logit_bias, &bias) &&
+                    copy_of(q->stop_tokens, q->n_stop_tokens, sizeof *q->stop_tokens, &stops);
+    r->params = *q;
+    r->params.logit_bias = bias;
+    r->params.stop_tokens = stops;
+    r->params.stop = NULL;
+    r->params.tokens = NULL;
+    r->params.salt = NULL;
+    if (q->n_stop) r->stop = paged__alloc(1, sizeof *r->stop);
+    return ok && (r->stop || !q->n_stop);
+}
+
 /* Everything that the request will need until it is released, but for the text of a read. */
 static bool take_memory(paged__request *r, const paged_request *q) {
+    if (!take_lists(r, q)) return false;
     const size_t n_scores = (size_t)PAGED_MAX(q->n_tokens - 1, 1);
     r->tokens = paged__alloc((size_t)r->n_prompt + (size_t)r->max_new, sizeof *r->tokens);
     if (q->logprobs) r->logprobs = paged__alloc((size_t)r->max_new, sizeof *r->logprobs);
+    if (q->n_top_logprobs)
+        r->top_logprobs =
+            paged__alloc((size_t)r->max_new * (size_t)q->n_top_logprobs, sizeof *r->top_logprobs);
     if (q->prompt_logprobs) {
         r->prompt_logprobs = paged__alloc(n_scores, sizeof *r->prompt_logprobs);
         r->prompt_top1 = paged__alloc(n_scores, sizeof *r->prompt_top1);
     }
     if (q->salt) r->salt = paged__alloc(strlen(q->salt) + 1, 1);
     return r->tokens && (r->salt || !q->salt) && (r->logprobs || !q->logprobs) &&
+           (r->top_logprobs || !q->n_top_logprobs) &&
            ((r->prompt_logprobs && r->prompt_top1) || !q->prompt_logprobs);
+}
+
+/* What is not memory: texts as streams. Errors: as paged__stop_init(). */
+static paged_status begin_text(const paged_engine *e, paged__request *r, const paged_request *q,
+                               paged_error *err) {
+    paged_detok_init(&r->detok, e->tok, q->control_text);
+    r->detok.started = true; /* it continues the prompt: a leading space is a space */
+    r->stop_detok = r->detok;
+    r->stop_token = -1;
+    return r->stop ? paged__stop_init(r->stop, q->stop, q->n_stop, err) : PAGED_OK;
 }
 
 paged_status paged_engine_submit(paged_engine *e, const paged_request *request, uint64_t *id,
@@ -143,13 +244,13 @@ paged_status paged_engine_submit(paged_engine *e, const paged_request *request, 
         return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a request of %d + %d tokens", q.n_tokens,
                            r->max_new);
     }
+    s = begin_text(e, r, &q, err);
+    if (s) {
+        paged__request_clear(e, r);
+        return s;
+    }
     memcpy(r->tokens, q.tokens, (size_t)q.n_tokens * sizeof *r->tokens);
-    r->params = q;
-    r->params.tokens = NULL;
     if (q.salt) memcpy(r->salt, q.salt, strlen(q.salt) + 1);
-    r->params.salt = NULL;
-    paged_detok_init(&r->detok, e->tok, q.control_text);
-    r->detok.started = true; /* it continues the prompt: a leading space is a space */
     r->submit_ns = paged__now_ns();
     r->state = PAGED__WAITING;
     e->waiting[e->n_waiting++] = r;
@@ -174,21 +275,31 @@ static double ms_between(uint64_t from, uint64_t to) {
     return from && to > from ? (double)(to - from) * 1e-6 : 0.0;
 }
 
-/* Text of the tokens that were not read yet. */
-static paged_status read_text(paged__request *r, int32_t n_new, bool ends, size_t *len) {
-    const size_t need = ((size_t)n_new + 1) * PAGED_DETOK_MAX;
-    *len = 0;
-    if (n_new == 0 && !ends) return PAGED_OK;
+/* Bytes of the text so far that may be shown. */
+static int64_t shown_until(const paged__request *r) {
+    return r->stop ? r->stop->safe : INT64_MAX;
+}
+
+/* Text of the tokens that were not read yet goes behind what was held back; then as much as may be shown. */
+static paged_status read_text(paged__request *r, int32_t n_new, bool ends) {
+    const size_t n_held = r->text_len - r->n_given, need = n_held + ((size_t)n_new + 1) * PAGED_DETOK_MAX;
     if (need > r->text_capacity) {
         char *text = paged__alloc(need, 1);
         if (!text) return PAGED_ERR_NO_MEMORY;
+        if (n_held) memcpy(text, r->text + r->n_given, n_held);
         paged__free(r->text);
         r->text = text;
         r->text_capacity = need;
+    } else if (n_held && r->n_given) {
+        memmove(r->text, r->text + r->n_given, n_held);
     }
+    size_t len = n_held;
     for (int32_t i = 0; i < n_new; i++)
-        *len += (size_t)paged_detok_push(&r->detok, r->tokens[r->n_prompt + r->n_read + i], r->text + *len);
-    if (ends) *len += (size_t)paged_detok_finish(&r->detok, r->text + *len);
+        len += (size_t)paged_detok_push(&r->detok, r->tokens[r->n_prompt + r->n_read + i], r->text + len);
+    if (ends) len += (size_t)paged_detok_finish(&r->detok, r->text + len);
+    r->text_len = len;
+    r->n_given = (size_t)PAGED_MIN((int64_t)len, shown_until(r) - r->n_shown);
+    r->n_shown += (int64_t)r->n_given;
     return PAGED_OK;
 }
 
@@ -197,18 +308,21 @@ paged_status paged_engine_read(paged_engine *e, uint64_t id, paged_output *out) 
     if (!r) return PAGED_ERR_NOT_FOUND;
     const int32_t n_done = r->n_tokens - r->n_prompt, n_new = n_done - r->n_read;
     const bool ends = r->state == PAGED__FINISHED && !r->read_to_end;
-    size_t len;
-    paged_status s = read_text(r, n_new, ends, &len);
+    paged_status s = read_text(r, n_new, ends);
     if (s) return s;
     const uint64_t now = r->state == PAGED__FINISHED ? r->last_ns : paged__now_ns();
     *out = (paged_output){
         .text = r->text ? r->text : "",
-        .text_len = len,
+        .text_len = r->n_given,
         .tokens = r->tokens + r->n_prompt + r->n_read,
         .logprobs = r->logprobs ? r->logprobs + r->n_read : NULL,
+        .top_logprobs =
+            r->top_logprobs ? r->top_logprobs + (ptrdiff_t)r->n_read * r->params.n_top_logprobs : NULL,
         .n_tokens = n_new,
         .finish = r->finish,
         .error = r->error,
+        .stop_string = r->stop && r->stop->found >= 0 ? r->stop->which : -1,
+        .stop_token = r->stop_token,
         .prompt_tokens = r->n_prompt,
         .cached_tokens = r->n_reused,
         .completion_tokens = n_done,

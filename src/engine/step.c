@@ -63,24 +63,53 @@ static void score_prompt(const paged_engine *e, const paged__piece *p, const flo
     for (int32_t i = 0; i < p->n_outputs; i++) {
         const int32_t at = r->n_cached + i; /* this row predicts token at + 1 */
         if (at + 1 >= r->n_prompt) break;
-        r->prompt_logprobs[at] = paged__logprob(logits + (size_t)(p->first_output + i) * (size_t)e->n_vocab,
-                                                e->n_vocab, r->tokens[at + 1], &r->prompt_top1[at]);
+        r->prompt_logprobs[at] =
+            paged__logprob(e->sampler, logits + (size_t)(p->first_output + i) * (size_t)e->n_vocab,
+                           r->tokens[at + 1], &r->prompt_top1[at]);
     }
 }
 
+static bool is_stop_token(const paged__request *r, int32_t token) {
+    for (int32_t i = 0; i < r->params.n_stop_tokens; i++)
+        if (r->params.stop_tokens[i] == token) return true;
+    return false;
+}
+
+/* Looks for stop strings in the text of a new token. False: one is complete. */
+static bool text_goes_on(paged__request *r, int32_t token, bool armed) {
+    char bytes[PAGED_DETOK_MAX];
+    if (!r->stop) return true;
+    const int32_t n = paged_detok_push(&r->stop_detok, token, bytes);
+    return paged__stop_push(r->stop, bytes, (size_t)n, armed);
+}
+
 static void add_token(paged_engine *e, paged__request *r, const float *row) {
-    const int32_t token =
-        paged__sample(e->sampler, row, &r->params, r->params.ignore_eos, e->tok, r->n_tokens);
+    const paged_request *q = &r->params;
+    const int32_t n_new = r->n_tokens - r->n_prompt, n_top = q->n_top_logprobs;
+    const paged__choice how = {.params = q,
+                               .tokens = r->tokens,
+                               .n_prompt = r->n_prompt,
+                               .n_tokens = r->n_tokens,
+                               .ban_eog = q->ignore_eos || n_new < q->min_tokens,
+                               .ban_stops = n_new < q->min_tokens};
+    const int32_t token = paged__sample(e->sampler, row, &how);
     r->last_ns = paged__now_ns();
     if (!r->first_ns) r->first_ns = r->last_ns;
-    if (!r->params.ignore_eos && paged_token_is_eog(e->tok, token)) {
+    if (is_stop_token(r, token) || (!q->ignore_eos && paged_token_is_eog(e->tok, token))) {
+        r->stop_token = token;
         paged__request_finish(e, r, PAGED_FINISH_STOP);
         return;
     }
-    const int32_t n_new = r->n_tokens - r->n_prompt;
-    if (r->logprobs) r->logprobs[n_new] = paged__logprob(row, e->n_vocab, token, NULL);
+    if (n_top)
+        r->logprobs[n_new] =
+            paged__top_logprobs(e->sampler, row, token, n_top, r->top_logprobs + (ptrdiff_t)n_new * n_top);
+    else if (r->logprobs)
+        r->logprobs[n_new] = paged__logprob(e->sampler, row, token, NULL);
     r->tokens[r->n_tokens++] = token;
-    if (n_new + 1 == r->max_new) paged__request_finish(e, r, PAGED_FINISH_LENGTH);
+    if (!text_goes_on(r, token, n_new + 1 >= q->min_tokens))
+        paged__request_finish(e, r, PAGED_FINISH_STOP);
+    else if (n_new + 1 == r->max_new)
+        paged__request_finish(e, r, PAGED_FINISH_LENGTH);
 }
 
 static void take_results(paged_engine *e, const float *logits) {

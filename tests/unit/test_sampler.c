@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "engine/engine.h"
+#include "ops/select.h"
 #include "test.h"
 
 enum { V = 400, DRAWS = 6000 };
@@ -17,8 +18,16 @@ static int by_want(const void *a, const void *b) {
     return x < y ? 1 : x > y ? -1 : *(const int *)a - *(const int *)b;
 }
 
-/* Textbook: softmax(logits / t), keep the k best, of these the smallest set with mass >= p, renormalise. */
-static void expect(double t, int k, double p) {
+/* With nothing but a position. */
+static int32_t sample(paged__sampler *s, const paged_request *q, int32_t position) {
+    static int32_t tokens[8192];
+    const paged__choice how = {.params = q, .tokens = tokens, .n_prompt = position, .n_tokens = position};
+    return paged__sample(s, logits, &how);
+}
+
+/* Textbook: softmax(logits / t), keep what has min_p of the best, of these the k best, of these the smallest
+ * set with mass >= p, renormalise. */
+static void expect(double t, int k, double p, double min_p) {
     double total = 0, mass = 0, kept = 0;
     for (int i = 0; i < V; i++) total += want[i] = exp((double)logits[i] / t);
     for (int i = 0; i < V; i++) {
@@ -26,25 +35,27 @@ static void expect(double t, int k, double p) {
         order[i] = i;
     }
     qsort(order, V, sizeof *order, by_want);
-    const int n_k = k > 0 && k < V ? k : V;
+    int n_k = 0;
+    while (n_k < V && (k <= 0 || n_k < k) && want[order[n_k]] >= min_p * want[order[0]]) n_k++;
     for (int i = 0; i < n_k; i++) mass += want[order[i]];
     int keep = 0;
     while (keep < n_k && (keep == 0 || kept < p * mass)) kept += want[order[keep++]];
     for (int i = 0; i < V; i++) want[order[i]] = i < keep ? want[order[i]] / kept : 0;
 }
 
-static void check_case(float t, int k, float p) {
+static void check_case(float t, int k, float p, float min_p) {
     static int seen[V];
-    paged__sampler *s = paged__sampler_create(V);
+    paged__sampler *s = paged__sampler_create(V, NULL);
     paged_request q;
     paged_request_init(&q);
     q.temperature = t;
     q.top_k = k;
     q.top_p = p;
+    q.min_p = min_p;
     q.seed = test_seed;
-    expect((double)t, k, (double)p);
+    expect((double)t, k, (double)p, (double)min_p);
     memset(seen, 0, sizeof seen);
-    for (int i = 0; i < DRAWS; i++) seen[paged__sample(s, logits, &q, false, NULL, i)]++;
+    for (int i = 0; i < DRAWS; i++) seen[sample(s, &q, i)]++;
     paged__sampler_free(s);
     for (int i = 0; i < V; i++) {
         const double mean = want[i] * DRAWS, sigma = sqrt(mean * (1 - want[i]));
@@ -65,12 +76,13 @@ static void distribution(void) {
     const int ks[] = {0, 2, 40, V + 5};
     for (int a = 0; a < 4; a++)
         for (int b = 0; b < 4; b++)
-            for (int c = 0; c < 4; c++) check_case(ts[a], ks[b], ps[c]);
+            for (int c = 0; c < 4; c++)
+                for (int d = 0; d < 2; d++) check_case(ts[a], ks[b], ps[c], d ? 0.11f : 0);
 }
 
 static void greedy_cases(void) {
     fill();
-    paged__sampler *s = paged__sampler_create(V);
+    paged__sampler *s = paged__sampler_create(V, NULL);
     for (int i = 0; i < 6; i++) {
         paged_request q;
         paged_request_init(&q);
@@ -79,7 +91,7 @@ static void greedy_cases(void) {
         if (i == 4) q.top_p = 0;
         if (i == 5) q.top_p = 1e-6f, q.top_k = 1000000000;
         q.seed = 99;
-        for (int pos = 0; pos < 50; pos++) CHECK_EQ(paged__sample(s, logits, &q, false, NULL, pos), 7);
+        for (int pos = 0; pos < 50; pos++) CHECK_EQ(sample(s, &q, pos), 7);
     }
     paged__sampler_free(s);
 }
@@ -88,32 +100,118 @@ static void extremes(void) {
     fill();
     logits[3] = NAN;
     logits[4] = -INFINITY;
-    paged__sampler *s = paged__sampler_create(V);
+    paged__sampler *s = paged__sampler_create(V, NULL);
     paged_request q;
     paged_request_init(&q);
     const float ts[] = {0, 1e-4f, 1e6f, 3e38f};
     for (int a = 0; a < 4; a++) {
         q.temperature = ts[a];
         for (int pos = 0; pos < 5000; pos++) {
-            const int32_t t = paged__sample(s, logits, &q, false, NULL, pos);
+            const int32_t t = sample(s, &q, pos);
             CHECK(t >= 0 && t < V && t != 3 && t != 4);
         }
     }
     for (int i = 0; i < V; i++) logits[i] = NAN;
-    CHECK_EQ(paged__sample(s, logits, &q, false, NULL, 0), 0);
+    CHECK_EQ(sample(s, &q, 0), 0);
     paged__sampler_free(s);
 }
 
 static void logprobs(void) {
+    paged__sampler *s = paged__sampler_create(V, NULL);
     fill();
-    double total = 0;
-    for (int i = 0; i < V; i++) total += exp((double)logits[i]);
+    expect(1, 0, 1, 0);
+    paged_top_logprob top[20];
     for (int i = 0; i < V; i += 37) {
         int32_t top1;
-        CHECK(fabs((double)paged__logprob(logits, V, i, &top1) - log(exp((double)logits[i]) / total)) < 1e-6);
+        CHECK(fabs((double)paged__logprob(s, logits, i, &top1) - log(want[i])) < 1e-6);
         CHECK_EQ(top1, 7);
+        CHECK(fabs((double)paged__top_logprobs(s, logits, i, 20, top) - log(want[i])) < 1e-6);
+        for (int j = 0; j < 20; j++) {
+            CHECK_EQ(top[j].token, order[j]);
+            CHECK(fabs((double)top[j].logprob - log(want[order[j]])) < 1e-6);
+        }
+    }
+    paged__sampler_free(s);
+}
+
+/* Bias, then repetition over prompt and answer, then presence and frequency over the answer: the largest of
+ * the row that these rules give, written down for a few tokens. */
+static void penalties(void) {
+    enum { N_PROMPT = 3 };
+    const int32_t tokens[] = {7, 13, 20, 30, 30, 31}; /* prompt 7 13 20, answer 30 30 31 */
+    const paged_logit_bias bias[] = {{50, 9.0f}, {51, -100.0f}, {52, 3.0f}};
+    const struct {
+        float repetition, presence, frequency;
+        int32_t n_bias;
+        double want[8]; /* of the tokens below */
+    } cases[] = {
+        {0, 0, 0, 0, {6, -2, 4, 3, 2, 1, 5, 1.5}},
+        {2, 0, 0, 0, {3, -4, 2, 1.5, 1, 1, 5, 1.5}},
+        {1, 0.5f, 0, 0, {6, -2, 4, 2.5, 1.5, 1, 5, 1.5}},
+        {1, 0.5f, 0.25f, 0, {6, -2, 4, 2, 1.25, 1, 5, 1.5}},
+        {2, 0.5f, 0.25f, 3, {3, -4, 2, 0.5, 0.25, 10, -INFINITY, 4.5}},
+    };
+    const int32_t ids[8] = {7, 13, 20, 30, 31, 50, 51, 52};
+    const float raw[8] = {6, -2, 4, 3, 2, 1, 5, 1.5f};
+    paged__sampler *s = paged__sampler_create(V, NULL);
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        paged_request q;
+        paged_request_init(&q);
+        q.repetition_penalty = cases[c].repetition;
+        q.presence_penalty = cases[c].presence;
+        q.frequency_penalty = cases[c].frequency;
+        q.logit_bias = bias;
+        q.n_logit_bias = cases[c].n_bias;
+        const paged__choice how = {.params = &q, .tokens = tokens, .n_prompt = N_PROMPT, .n_tokens = 6};
+        /* Another token at a known height wins exactly when it is above the one in question. */
+        for (int i = 0; i < 8; i++) {
+            for (int above = 0; above < 2; above++) {
+                for (int v = 0; v < V; v++) logits[v] = -INFINITY;
+                logits[ids[i]] = raw[i];
+                const double rival =
+                    isinf(cases[c].want[i]) ? -50 : cases[c].want[i] + (above ? 1e-3 : -1e-3);
+                logits[100] = (float)rival;
+                CHECK_EQ(paged__sample(s, logits, &how), above || isinf(cases[c].want[i]) ? 100 : ids[i]);
+            }
+        }
+    }
+    paged__sampler_free(s);
+}
+
+/* The same bits from every instruction set, for any length; NaN and infinities as documented. */
+static void selection(void) {
+    enum { N = 1000 };
+    static float x[N], maxima[3][N], one[N];
+    static double sums[3][N];
+    const uint32_t sets[] = {0, PAGED_CPU_AVX2, ~0u};
+    uint64_t state = test_seed;
+    for (int32_t n = 1; n < N; n += 1 + n / 7) {
+        for (int i = 0; i < n; i++) x[i] = (float)(paged__rand(&state) >> 40) * 0x1p-24f * 200 - 190;
+        x[n / 2] = NAN;
+        x[n / 3] = -INFINITY;
+        for (int k = 0; k < 3; k++) {
+            paged_cpu_mask(sets[k]);
+            paged__select_maxima(x, n, maxima[k]);
+            paged__select_sums(x, n, 10, 1.44269504f, sums[k]);
+        }
+        paged_cpu_mask(~0u);
+        const int32_t n_blocks = paged__select_blocks(n);
+        for (int k = 1; k < 3; k++) {
+            CHECK(memcmp(maxima[k], maxima[0], (size_t)n_blocks * sizeof *one) == 0);
+            CHECK(memcmp(sums[k], sums[0], (size_t)n_blocks * sizeof **sums) == 0);
+        }
+        for (int32_t b = 0; b < n_blocks; b++) {
+            float max = -INFINITY;
+            double sum = 0;
+            for (int32_t i = b * 64; i < n && i < b * 64 + 64; i++) {
+                if (x[i] > max) max = x[i];
+                if (x[i] == x[i]) sum += exp((double)x[i] - 10);
+            }
+            CHECK(maxima[0][b] == max);
+            CHECK(fabs(sums[0][b] - sum) <= 2e-5 * sum + 1e-38); /* the argument of exp2 is rounded to f32 */
+        }
     }
 }
 
-#define TESTS(X) X(distribution) X(greedy_cases) X(extremes) X(logprobs)
+#define TESTS(X) X(distribution) X(greedy_cases) X(extremes) X(logprobs) X(penalties) X(selection)
 TEST_MAIN(TESTS)

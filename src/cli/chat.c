@@ -1,0 +1,362 @@
+/* cli/chat.c: paged chat: a conversation in the terminal.
+ *
+ * A turn: a line -> all messages in the template -> engine -> text as it comes. The whole conversation goes
+ * to the engine each time; what is cached of it is taken over, so a turn computes little more than the new
+ * message. Lines are edited with libedit where stdin is a terminal, and read as they are elsewhere.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <histedit.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "cli/cli.h"
+#include "cli/plan.h"
+#include "cli/session.h"
+
+enum { HISTORY_MAX = 1000 };
+
+typedef struct chat_options {
+    const char *model, *system;
+    bool stats, quiet, no_history;
+    int32_t log_level;
+    paged__sampling_options sampling;
+    paged__memory_options memory;
+} chat_options;
+
+#define AT(field) offsetof(chat_options, field)
+static const paged__option options_table[] = {
+    {.kind = PAGED__OPTION_HEADING, .name = "What to talk to"},
+    PAGED__MODEL_ROW(chat_options, model),
+    {PAGED__OPTION_TEXT, 0, "system", "TEXT", AT(system), 0, 0, NULL,
+     "system message at the start (default: the template's)"},
+    {.kind = PAGED__OPTION_HEADING, .name = "Generation"},
+    PAGED__SAMPLING_ROWS(chat_options, sampling),
+    {.kind = PAGED__OPTION_HEADING, .name = "Memory and threads"},
+    PAGED__MEMORY_ROWS(chat_options, memory),
+    {.kind = PAGED__OPTION_HEADING, .name = "Terminal"},
+    {PAGED__OPTION_FLAG, 0, "stats", NULL, AT(stats), 0, 0, NULL, "a line of statistics after each answer"},
+    {PAGED__OPTION_FLAG, 0, "no-history", NULL, AT(no_history), 0, 0, NULL,
+     "keep no file of the lines typed"},
+    {PAGED__OPTION_FLAG, 'q', "quiet", NULL, AT(quiet), 0, 0, NULL, "no memory plan, no notes, no bar"},
+    {PAGED__OPTION_CHOICE, 0, "log-level", "LEVEL", AT(log_level), 0, 0, paged__log_levels,
+     "error, warn, info or debug (default: warn; with --quiet error)"},
+};
+#undef AT
+
+typedef struct chat {
+    paged__session session;
+    chat_options options;
+    EditLine *edit; /* NULL: stdin is no terminal */
+    History *history;
+    char *line; /* of getline(); owned */
+    size_t line_capacity;
+    paged_message *messages; /* [n_messages] content is owned */
+    int32_t n_messages, capacity;
+    paged__buffer answer;
+    paged_output last; /* of the last answer; its pointers are not used */
+    bool answered;
+} chat;
+
+/* ---- messages ---- */
+
+/* Takes a copy of content. False: no memory. */
+static bool push(chat *c, const char *role, const char *content, size_t len) {
+    if (c->n_messages == c->capacity) {
+        const int32_t capacity = c->capacity ? 2 * c->capacity : 16;
+        paged_message *grown = paged__alloc((size_t)capacity, sizeof *grown);
+        if (!grown) return false;
+        if (c->n_messages) memcpy(grown, c->messages, (size_t)c->n_messages * sizeof *grown);
+        paged__free(c->messages);
+        c->messages = grown;
+        c->capacity = capacity;
+    }
+    char *copy = paged__alloc(len + 1, 1);
+    if (!copy) return false;
+    memcpy(copy, content, len);
+    copy[len] = 0;
+    c->messages[c->n_messages++] = (paged_message){role, copy};
+    return true;
+}
+
+static void pop_to(chat *c, int32_t n_messages) {
+    while (c->n_messages > n_messages) paged__free((void *)(uintptr_t)c->messages[--c->n_messages].content);
+}
+
+static bool begin(chat *c) {
+    pop_to(c, 0);
+    c->answered = false;
+    return !c->options.system || push(c, "system", c->options.system, strlen(c->options.system));
+}
+
+/* ---- lines ---- */
+
+static char *prompt_text(EditLine *edit) {
+    static char text[] = "> ";
+    (void)edit;
+    return text;
+}
+
+/* $XDG_STATE_HOME/paged/history, readable by its owner alone. False: there is no home for it. */
+static bool history_path(char *path, size_t capacity) {
+    const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
+    char folder[4000];
+    int n;
+    if (state && state[0] == '/')
+        n = snprintf(folder, sizeof folder, "%s/paged", state);
+    else if (home && home[0] == '/')
+        n = snprintf(folder, sizeof folder, "%s/.local/state/paged", home);
+    else
+        return false;
+    if (n < 0 || (size_t)n >= sizeof folder || (size_t)n + 16 > capacity) return false;
+    for (char *at = folder + 1; (at = strchr(at, '/')); at++) {
+        *at = 0;
+        mkdir(folder, 0700); /* most are there; what cannot be made shows when the file is opened */
+        *at = '/';
+    }
+    mkdir(folder, 0700);
+    snprintf(path, capacity, "%s/history", folder);
+    return true;
+}
+
+static void open_editor(chat *c) {
+    char path[4096];
+    HistEvent event;
+    if (!isatty(STDIN_FILENO)) return;
+    c->edit = el_init("paged", stdin, stdout, stderr);
+    if (!c->edit) return;
+    el_set(c->edit, EL_PROMPT, prompt_text);
+    el_set(c->edit, EL_EDITOR, "emacs");
+    c->history = history_init();
+    if (!c->history) return;
+    history(c->history, &event, H_SETSIZE, HISTORY_MAX);
+    history(c->history, &event, H_SETUNIQUE, 1);
+    el_set(c->edit, EL_HIST, history, c->history);
+    if (!c->options.no_history && history_path(path, sizeof path)) history(c->history, &event, H_LOAD, path);
+    el_source(c->edit, NULL); /* the user's .editrc */
+}
+
+static void close_editor(chat *c) {
+    char path[4096];
+    HistEvent event;
+    if (c->history && !c->options.no_history && history_path(path, sizeof path)) {
+        const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600); /* so that nobody else reads it */
+        if (fd >= 0) close(fd);
+        history(c->history, &event, H_SAVE, path);
+    }
+    if (c->edit) el_end(c->edit);
+    if (c->history) history_end(c->history);
+}
+
+/* The next line without its newline; *len -1: the end. Ctrl-C gives an empty line, a second one the end. */
+static const char *read_line(chat *c, ssize_t *len) {
+    const char *line = NULL;
+    int n = 0;
+    paged__interrupt_keep(true);
+    for (int tries = 0; !line && tries < 2; tries++) {
+        errno = 0;
+        if (c->edit) {
+            line = el_gets(c->edit, &n);
+            *len = line ? n : -1;
+        } else {
+            *len = getline(&c->line, &c->line_capacity, stdin);
+            line = *len >= 0 ? c->line : NULL;
+        }
+        if (line || !paged__interrupt_taken()) break;
+        if (tries == 0) fputs("\n(Ctrl-C again, Ctrl-D or /quit leaves)\n", stderr);
+        clearerr(stdin);
+    }
+    paged__interrupt_keep(false);
+    if (!line) return NULL;
+    HistEvent event;
+    if (c->history && *len > 1) history(c->history, &event, H_ENTER, line);
+    while (*len > 0 && (line[*len - 1] == '\n' || line[*len - 1] == '\r')) (*len)--;
+    return line;
+}
+
+/* ---- an answer ---- */
+
+static void tell_statistics(chat *c) {
+    const paged_output *o = &c->last;
+    paged_engine_info info;
+    paged_cache_stats stats;
+    paged_engine_get_info(c->session.engine, &info);
+    paged_engine_get_cache_stats(c->session.engine, &stats);
+    if (!c->answered) {
+        fprintf(stderr, "no answer yet; context %d tokens, pool %s\n", info.n_ctx,
+                paged__size(info.pool_bytes).text);
+        return;
+    }
+    fprintf(stderr,
+            "%d messages, %d of %d tokens; %d read (%d from the cache) at %.0f tokens/s, %d written at %.0f "
+            "tokens/s; KV cache %s used, %s kept, of %s\n",
+            c->n_messages, o->prompt_tokens + o->completion_tokens, info.n_ctx,
+            o->prompt_tokens - o->cached_tokens, o->cached_tokens, paged__prefill_speed(o),
+            o->completion_tokens, paged__decode_speed(o), paged__size(stats.used_bytes).text,
+            paged__size((size_t)stats.n_cached * stats.block_bytes).text, paged__size(info.pool_bytes).text);
+}
+
+/* Steps until the request ends; the text goes to stdout and to c->answer. */
+static int generate(chat *c, uint64_t id) {
+    paged__session *s = &c->session;
+    paged_output *out = &c->last;
+    for (bool newline = true;;) {
+        paged_error err;
+        paged_status status = paged_engine_step(s->engine, NULL, &err);
+        if (status != PAGED_OK) return paged__error(s->cli, "%s", err.message);
+        status = paged_engine_read(s->engine, id, out);
+        if (status != PAGED_OK) return paged__error(s->cli, "%s", paged_status_text(status));
+        if (out->prompt_done < out->prompt_tokens && !c->options.quiet)
+            paged__term_progress(&s->cli->term, "reading", (double)out->prompt_done / out->prompt_tokens);
+        if (out->text_len) {
+            paged__term_clear(&s->cli->term);
+            newline = out->text[out->text_len - 1] == '\n';
+            paged__out_write(s->cli, out->text, out->text_len);
+            if (!paged__out_flush(s->cli)) return PAGED__EXIT_ERROR; /* told by paged__out_end() */
+            if (!paged__buffer_append(&c->answer, out->text, out->text_len))
+                return paged__error(s->cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
+        }
+        if (out->finish == PAGED_FINISH_NONE) continue;
+        paged__term_clear(&s->cli->term);
+        if (!newline) paged__out_write(s->cli, "\n", 1);
+        paged__out_flush(s->cli);
+        return PAGED__EXIT_OK;
+    }
+}
+
+static void tell_end(chat *c) {
+    paged_engine_info info;
+    paged_engine_get_info(c->session.engine, &info);
+    if (c->last.finish == PAGED_FINISH_CANCELLED) fputs("(stopped)\n", stderr);
+    if (c->last.finish == PAGED_FINISH_ERROR)
+        fprintf(stderr, "(the answer failed: %s)\n", paged_status_text(c->last.error));
+    if (c->last.finish == PAGED_FINISH_LENGTH &&
+        c->last.prompt_tokens + c->last.completion_tokens >= info.n_ctx)
+        fprintf(stderr, "(the context of %d tokens is full; /clear starts anew)\n", info.n_ctx);
+    if (c->options.stats) tell_statistics(c);
+}
+
+/* Only shortage of memory and a broken stdout end the conversation. */
+static int answer(chat *c, const char *line, size_t len) {
+    const int32_t n_before = c->n_messages;
+    int32_t *tokens = NULL, n_tokens = 0;
+    uint64_t id = 0;
+    if (!push(c, "user", line, len))
+        return paged__error(c->session.cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
+    paged_request request;
+    paged__session_request(&c->options.sampling, &request);
+    int code = paged__session_chat(&c->session, c->messages, c->n_messages, &tokens, &n_tokens);
+    if (code == PAGED__EXIT_OK) {
+        request.tokens = tokens;
+        request.n_tokens = n_tokens;
+        code = paged__session_submit(&c->session, &request, &id);
+    }
+    paged__free(tokens);
+    if (code != PAGED__EXIT_OK) { /* this message was refused; the conversation is as before */
+        pop_to(c, n_before);
+        return PAGED__EXIT_OK;
+    }
+    c->answer.len = 0;
+    paged__interrupt_watch(c->session.engine, id);
+    code = generate(c, id);
+    paged__interrupt_watch(NULL, 0);
+    paged__interrupt_taken();
+    paged_engine_release(c->session.engine, id);
+    if (code != PAGED__EXIT_OK) return code;
+    c->answered = true;
+    if (!push(c, "assistant", c->answer.data ? c->answer.data : "", c->answer.len))
+        return paged__error(c->session.cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
+    tell_end(c);
+    return PAGED__EXIT_OK;
+}
+
+/* ---- the conversation ---- */
+
+/* A line that begins with a slash. False: the conversation ends. */
+static bool command(chat *c, const char *line, size_t len) {
+    static const char *const names[] = {"/clear", "/stats", "/help", "/quit"};
+    char word[32];
+    snprintf(word, sizeof word, "%.*s", (int)len, line);
+    if (strcmp(word, "/quit") == 0 || strcmp(word, "/exit") == 0) return false;
+    if (strcmp(word, "/clear") == 0) {
+        if (!begin(c)) paged__error(c->session.cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
+        fputs("(a new conversation)\n", stderr);
+    } else if (strcmp(word, "/stats") == 0) {
+        tell_statistics(c);
+    } else if (strcmp(word, "/help") == 0) {
+        fputs(
+            "/clear  forget the conversation\n/stats  tokens, speeds, memory\n/quit   leave; so does Ctrl-D\n"
+            "Ctrl-C  stop the answer\n",
+            stderr);
+    } else {
+        const char *nearest = paged__args_nearest(word, names, sizeof names / sizeof names[0]);
+        paged__error(c->session.cli, "unknown command '%s'%s%s; /help lists them", word,
+                     nearest ? "; did you mean " : "", nearest ? nearest : "");
+    }
+    return true;
+}
+
+static int talk(chat *c) {
+    int code = PAGED__EXIT_OK;
+    ssize_t len;
+    for (const char *line; code == PAGED__EXIT_OK && (line = read_line(c, &len));) {
+        if (len == 0) continue;
+        if (memchr(line, 0, (size_t)len))
+            paged__error(c->session.cli, "a line with a NUL byte cannot be a message");
+        else if (line[0] != '/')
+            code = answer(c, line, (size_t)len);
+        else if (!command(c, line, (size_t)len))
+            break;
+    }
+    if (c->edit && code == PAGED__EXIT_OK) fputs("\n", stderr);
+    return code;
+}
+
+static int chat_command(paged__cli *cli, int argc, char **argv) {
+    static const chat_options defaults = {
+        .sampling = PAGED__SAMPLING_DEFAULTS, .memory = PAGED__MEMORY_DEFAULTS, .log_level = -1};
+    chat c = {.options = defaults};
+    chat_options *o = &c.options;
+    int code;
+    if (!paged__args_parse(cli, &paged__command_chat, argc, argv, o, &code)) return code;
+    cli->quiet = o->quiet;
+    if (o->log_level < 0) o->log_level = o->quiet ? PAGED_LOG_ERROR : PAGED_LOG_WARN;
+    paged__log_to_stderr(cli, (paged_log_level)o->log_level);
+    paged__interrupt_catch(cli);
+    code = paged__session_load(&c.session, cli, o->model);
+    if (code == PAGED__EXIT_OK && !c.session.info.chat_template)
+        code = paged__error(
+            cli, "this model has no chat template, so it cannot hold a conversation; see paged run");
+    if (code == PAGED__EXIT_OK) code = paged__session_start(&c.session, &o->memory, 1, false);
+    if (code == PAGED__EXIT_OK && !begin(&c))
+        code = paged__error(cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
+    if (code == PAGED__EXIT_OK) {
+        paged_engine_info info;
+        paged_engine_get_info(c.session.engine, &info);
+        paged__plan_note(cli, &c.session.info, &info, c.session.model_path);
+        open_editor(&c);
+        if (c.edit && !o->quiet) fputs("/help lists the commands, Ctrl-D leaves\n", stderr);
+        code = talk(&c);
+        close_editor(&c);
+    }
+    paged__session_close(&c.session);
+    pop_to(&c, 0);
+    paged__free(c.messages);
+    paged__buffer_free(&c.answer);
+    free(c.line);
+    return code;
+}
+
+const paged__command paged__command_chat = {
+    .name = "chat",
+    .purpose = "talk with a model",
+    .usage = "--model FILE [options]",
+    .example = "paged chat --model model.gguf --temperature 0.7 --top-p 0.9",
+    .options = options_table,
+    .n_options = sizeof options_table / sizeof options_table[0],
+    .run = chat_command,
+};

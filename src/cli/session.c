@@ -1,0 +1,190 @@
+/* cli/session.c: see session.h. */
+#include "cli/session.h"
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "cli/plan.h"
+
+const char *const paged__kv_types[] = {"f16", "f32", "bf16", NULL};
+const char *const paged__log_levels[] = {"error", "warn", "info", "debug", NULL};
+
+/* ---- model and engine ---- */
+
+static void on_load(void *user, float fraction) {
+    paged__term_progress(user, "loading", (double)fraction);
+}
+
+int paged__session_load(paged__session *s, paged__cli *cli, const char *named) {
+    *s = (paged__session){.cli = cli, .model_path = paged__args_model(cli, named, "--model FILE")};
+    if (!s->model_path) return PAGED__EXIT_USAGE;
+    const uint64_t start = paged__now_ns();
+    const paged_model_config config = {.struct_size = sizeof config,
+                                       .progress = cli->quiet ? NULL : on_load,
+                                       .progress_user = cli->quiet ? NULL : &cli->term};
+    paged_error err;
+    const paged_status status = paged_model_load(s->model_path, &config, &s->model, &err);
+    paged__term_clear(&cli->term);
+    if (status != PAGED_OK) return paged__error(cli, "%s", err.message);
+    paged_model_get_info(s->model, &s->info);
+    s->load_ms = (double)(paged__now_ns() - start) / 1e6;
+    return PAGED__EXIT_OK;
+}
+
+int paged__session_start(paged__session *s, const paged__memory_options *o, int32_t max_running,
+                         bool no_prefix_cache) {
+    const uint64_t start = paged__now_ns();
+    const paged_engine_config config = {.struct_size = sizeof config,
+                                        .n_ctx = o->ctx,
+                                        .pool_bytes = o->pool_bytes,
+                                        .block_size = o->block_size,
+                                        .kv_type = (paged_type)o->kv_type,
+                                        .kv_plain = o->block_size % PAGED_TILE != 0,
+                                        .max_running = max_running,
+                                        .chunk_tokens = o->chunk,
+                                        .n_threads = o->n_threads,
+                                        .no_prefix_cache = no_prefix_cache};
+    paged_error err;
+    const paged_status status = paged_engine_create(s->model, &config, &s->engine, &err);
+    s->load_ms += (double)(paged__now_ns() - start) / 1e6;
+    if (status == PAGED_OK) return PAGED__EXIT_OK;
+    const char *advice = status == PAGED_ERR_TOO_LONG    ? "; lower --ctx"
+                         : status == PAGED_ERR_NO_BLOCKS ? "; raise --pool-bytes"
+                         : status == PAGED_ERR_NO_MEMORY ? "; lower --ctx or --pool-bytes"
+                                                         : "";
+    return paged__error(s->cli, "%s%s", err.message, advice);
+}
+
+void paged__session_close(paged__session *s) {
+    /* From here on Ctrl-C has nothing to cancel and ends the process. */
+    paged__interrupt_watch(NULL, 0);
+    paged__interrupt_keep(false);
+    if (s->cli) paged__term_clear(&s->cli->term);
+    paged_engine_free(s->engine);
+    paged_model_free(s->model);
+    *s = (paged__session){0};
+}
+
+/* ---- requests ---- */
+
+void paged__session_request(const paged__sampling_options *o, paged_request *request) {
+    paged_request_init(request);
+    request->max_tokens = o->max_tokens;
+    request->temperature = o->temperature;
+    request->top_k = o->top_k;
+    request->top_p = o->top_p;
+    request->min_p = o->min_p;
+    request->repetition_penalty = o->repetition_penalty;
+    request->presence_penalty = o->presence_penalty;
+    request->frequency_penalty = o->frequency_penalty;
+    request->seed = o->seed;
+    request->ignore_eos = o->ignore_eos;
+}
+
+int paged__session_submit(paged__session *s, const paged_request *request, uint64_t *id) {
+    paged_error err;
+    const paged_status status = paged_engine_submit(s->engine, request, id, &err);
+    if (status == PAGED_OK) return PAGED__EXIT_OK;
+    paged_engine_info info;
+    paged_engine_get_info(s->engine, &info);
+    const char *advice = status != PAGED_ERR_TOO_LONG       ? ""
+                         : info.n_ctx < s->info.n_ctx_train ? "; shorten it, or raise --ctx or --pool-bytes"
+                                                            : "; shorten it";
+    return paged__error(s->cli, "%s%s", err.message, advice);
+}
+
+/* A token stands for one byte at least, and what the template adds is a part of it. */
+static size_t tokens_at_most(const paged__session *s, const paged_message *messages, int32_t n_messages) {
+    size_t n = (s->info.chat_template ? strlen(s->info.chat_template) : 0) + 1024;
+    for (int32_t i = 0; i < n_messages; i++) n += strlen(messages[i].role) + strlen(messages[i].content) + 64;
+    return n;
+}
+
+int paged__session_chat(paged__session *s, const paged_message *messages, int32_t n_messages,
+                        int32_t **tokens, int32_t *n_tokens) {
+    const size_t capacity = tokens_at_most(s, messages, n_messages);
+    paged_error err;
+    paged_status status;
+    *tokens = paged__alloc(capacity, sizeof **tokens);
+    if (!*tokens) return paged__error(s->cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
+    if (s->info.chat_template) {
+        status = paged_chat_tokenize(s->model, messages, n_messages, true, *tokens, (int32_t)capacity,
+                                     n_tokens, NULL, 0, &err);
+    } else {
+        const char *text = messages[n_messages - 1].content;
+        status = paged_tokenize(paged_model_tokenizer(s->model), text, strlen(text), PAGED_TOKENIZE_SPECIAL,
+                                *tokens, (int32_t)capacity, n_tokens, &err);
+    }
+    if (status == PAGED_OK) return PAGED__EXIT_OK;
+    paged__free(*tokens);
+    *tokens = NULL;
+    return paged__error(s->cli, "%s%s", err.message,
+                        status == PAGED_ERR_UNSUPPORTED ? "; paged run --raw runs without the template" : "");
+}
+
+/* ---- speeds ---- */
+
+static double per_second(int32_t n_tokens, double ms) {
+    return n_tokens > 0 && ms > 0 ? n_tokens * 1000.0 / ms : 0;
+}
+
+double paged__prefill_speed(const paged_output *out) {
+    return per_second(out->prompt_done - out->cached_tokens, out->prefill_ms);
+}
+
+/* The first token comes out of the prefill; decoding makes the others and, unseen, the one that ends the
+ * text. */
+double paged__decode_speed(const paged_output *out) {
+    return per_second(out->completion_tokens - 1 + (out->stop_token >= 0), out->decode_ms);
+}
+
+/* ---- Ctrl-C ---- */
+
+static _Atomic(paged_engine *) watched_engine;
+static _Atomic(uint64_t) watched_id;
+static _Atomic(paged__term *) watched_term;
+static atomic_bool taken, keep_running;
+
+static void on_interrupt(int signal_number) {
+    (void)signal_number;
+    paged_engine *engine = atomic_load(&watched_engine);
+    if (!engine && atomic_load(&keep_running)) {
+        atomic_store(&taken, true);
+        return;
+    }
+    if (!engine || atomic_exchange(&taken, true)) {
+        paged__term *term = atomic_load(&watched_term);
+        if (term) paged__term_clear(term);
+        _exit(PAGED__EXIT_INTERRUPTED);
+    }
+    paged_engine_cancel(engine, atomic_load(&watched_id));
+}
+
+static void install(int flags) {
+    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = flags};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+}
+
+void paged__interrupt_catch(paged__cli *cli) {
+    atomic_store(&watched_term, &cli->term);
+    install(SA_RESTART);
+}
+
+void paged__interrupt_watch(paged_engine *engine, uint64_t id) {
+    atomic_store(&watched_engine, NULL);
+    atomic_store(&watched_id, id);
+    atomic_store(&watched_engine, engine);
+}
+
+bool paged__interrupt_taken(void) {
+    return atomic_exchange(&taken, false);
+}
+
+void paged__interrupt_keep(bool keep) {
+    /* Whoever waits for a line must be woken. */
+    if (atomic_exchange(&keep_running, keep) != keep) install(keep ? 0 : SA_RESTART);
+}

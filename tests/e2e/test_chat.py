@@ -1,0 +1,123 @@
+"""Goal: `paged chat` holds a conversation, in a terminal and through a pipe. Method: from outside, with a real pseudo-terminal."""
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import termios
+import time
+
+import conftest
+
+SMALL = ("--ctx", 512, "--threads", 1, "--max-tokens", 12)
+
+
+class Terminal:
+    """The program in a pseudo-terminal."""
+
+    def __init__(self, model, state, *args):
+        self.master, slave = pty.openpty()
+        env = dict(os.environ, TERM="xterm", XDG_STATE_HOME=str(state), HOME=str(state))
+        command = [conftest.program("paged"), "chat", "--model", str(model), *map(str, (*SMALL, *args))]
+        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True,
+                                        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+        os.close(slave)
+        self.seen = ""
+
+    def until(self, pattern, timeout=60):
+        """Reads until the pattern comes, and forgets what is before its end."""
+        deadline = time.monotonic() + timeout
+        while not (found := re.search(pattern, self.seen)):
+            assert time.monotonic() < deadline, f"{pattern!r} did not come: {self.seen!r}"
+            if select.select([self.master], [], [], 0.2)[0]:
+                try:
+                    self.seen += os.read(self.master, 65536).decode(errors="replace")
+                except OSError:
+                    break
+        assert found, f"{pattern!r} did not come: {self.seen!r}"
+        before, self.seen = self.seen[:found.end()], self.seen[found.end():]
+        return before
+
+    def type(self, text):
+        os.write(self.master, text.encode())
+
+    def close(self):
+        code = self.process.wait(timeout=30)
+        os.close(self.master)
+        return code
+
+
+def test_a_conversation_in_a_terminal(model, tmp_path):
+    t = Terminal(model, tmp_path)
+    t.until("/help lists")
+    t.until("> ")
+    t.type("Hello\r")
+    t.until("> ")
+    t.type("/stats\r")
+    stats = t.until(r"2 messages, \d+ of 512 tokens.*\n")
+    assert "0 from the cache" in stats
+    t.type("What did I say?\r")
+    t.until("> $|> \\x1b")
+    t.type("/stats\r")
+    stats = t.until(r"4 messages, .*\n")
+    cached = int(re.search(r"\((\d+) from the cache\)", stats)[1])
+    assert cached >= 32  # the first turn, question and answer, was not computed again
+    t.type("/clear\r")
+    t.until("a new conversation")
+    t.type("/stast\r")
+    t.until("did you mean /stats")
+    t.type("\x04")
+    assert t.close() == 0
+    history = tmp_path / "paged/history"
+    assert "Hello" in history.read_text() and history.stat().st_mode & 0o077 == 0
+
+
+def test_interrupt_stops_the_answer_and_not_the_program(model, tmp_path):
+    t = Terminal(model, tmp_path, "--ignore-eos", "--max-tokens", 400)
+    t.until("> ")
+    t.type("Tell me a long story\r")
+    time.sleep(1.5)
+    t.type("\x03")
+    t.until("stopped")
+    t.until("> ")
+    t.type("\x03")
+    t.until("Ctrl-D")
+    t.type("\x03")
+    assert t.close() in (0, 130)
+
+
+def test_lines_from_a_pipe(paged, model):
+    lines = "Hello\n\n/unknown\n/clear\nWhat is 2+2?\n/quit\nnever read\n"
+    done = paged("chat", "--model", model, *SMALL, input=lines)
+    assert done.returncode == 0, done.stderr
+    alone = [json.loads(paged("run", "--model", model, "--prompt", p, "--json", *SMALL).stdout)["text"]
+             for p in ("Hello", "What is 2+2?")]
+    assert done.stdout == "".join(text + "\n" for text in alone)
+    assert "unknown command '/unknown'" in done.stderr
+
+
+def test_too_long_a_message_leaves_the_conversation(paged, model):
+    lines = "Hello\n" + "word " * 700 + "\n/stats\n"
+    done = paged("chat", "--model", model, *SMALL, input=lines)
+    assert done.returncode == 0
+    assert "512" in done.stderr and "2 messages" in done.stderr
+
+
+def test_a_full_context_is_told(paged, model):
+    done = paged("chat", "--model", model, "--ctx", 64, "--threads", 1, "--ignore-eos", input="Hello\n")
+    assert done.returncode == 0 and "the context of 64 tokens is full" in done.stderr
+
+
+def test_bench_prints_rows(paged, model):
+    args = ("--contexts", "16,32", "--requests", "1,3", "--tokens", 2, "--rounds", 1, "--threads", 1)
+    done = paged("bench", "--model", model, *args, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(r["case"], r["context"], r["requests"]) for r in rows] == [
+        (case, context, n) for context in (16, 32) for case, n in (("prefill", 1), ("decode", 1), ("decode", 3))]
+    assert all(r["low"] <= r["value"] <= r["high"] and r["value"] > 0 for r in rows)
+    for bad in ("", "0", "a", "1,,2", "1 2"):
+        assert paged("bench", "--model", model, "--contexts", bad).returncode == 2
+    assert paged("bench", "--model", model, "--contexts", 9000).returncode == 1
