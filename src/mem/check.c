@@ -81,7 +81,11 @@ static paged_status check_table(const paged_cache *cache, int32_t g, int32_t row
     const paged__group *gr = &cache->groups[g];
     const paged__seq *seq = &cache->seqs[row];
     const int32_t *table = gr->tables + (int64_t)row * cache->max_blocks;
-    for (int32_t i = 0; i < seq->n_entries; i++) {
+    int32_t n_gone = paged__seq_first(cache, g, seq);
+    for (int32_t i = 0; i < n_gone; i++)
+        REQUIRE(table[i] == -1, "group %d row %d entry %d is %d, not -1, before the window", g, row, i,
+                table[i]);
+    for (int32_t i = n_gone; i < seq->n_entries; i++) {
         REQUIRE(table[i] >= 0 && table[i] < gr->n_ids && gr->blocks[table[i]].state == PAGED__BLOCK_USED,
                 "group %d row %d entry %d names block %d, which is free or does not exist (%d blocks)", g,
                 row, i, table[i], gr->n_ids);
