@@ -150,7 +150,8 @@ static paged_status take_memory(paged_cache *cache, paged_error *err) {
     cache->free_extents = paged__calloc((size_t)cache->n_extents, sizeof *cache->free_extents);
     cache->backed = paged__calloc(cache->n_granules, sizeof *cache->backed);
     cache->seqs = paged__calloc((size_t)cache->max_seqs, sizeof *cache->seqs);
-    bool complete = cache->extents && cache->free_extents && cache->backed && cache->seqs;
+    cache->promises = paged__calloc((size_t)cache->max_seqs, sizeof *cache->promises);
+    bool complete = cache->extents && cache->free_extents && cache->backed && cache->seqs && cache->promises;
     for (int32_t g = 0; g < cache->n_groups && complete; g++) {
         paged__group *gr = &cache->groups[g];
         gr->blocks = paged__calloc((size_t)gr->n_ids, sizeof *gr->blocks);
@@ -263,6 +264,7 @@ void paged_cache_free(paged_cache *cache) {
     paged__free(cache->node_tokens);
     paged__free(cache->nodes);
     paged__free(cache->seqs);
+    paged__free(cache->promises);
     paged__free(cache->backed);
     paged__free(cache->free_extents);
     paged__free(cache->extents);
@@ -366,7 +368,7 @@ static size_t metadata_bytes(const paged_cache *cache) {
     size_t bytes =
         sizeof *cache + cache->n_granules + cache->token_bytes + cache->space_bytes + index_bytes(cache);
     bytes += (size_t)cache->n_extents * (sizeof *cache->extents + sizeof *cache->free_extents);
-    bytes += (size_t)cache->max_seqs * sizeof *cache->seqs;
+    bytes += (size_t)cache->max_seqs * (sizeof *cache->seqs + sizeof *cache->promises);
     for (int32_t g = 0; g < cache->n_groups; g++) {
         const paged__group *gr = &cache->groups[g];
         bytes += (size_t)gr->n_ids * (sizeof(paged__block) + sizeof(paged__recount));
@@ -403,6 +405,8 @@ void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out) {
         .n_stored = cache->n_stored,
         .n_evicted = cache->n_evicted,
         .n_packed = cache->n_packed,
+        .n_waits = cache->n_waits,
+        .n_handovers = cache->n_handovers,
         .n_evicted_blocks = cache->n_evicted_blocks,
     };
     memcpy(s.n_misses, cache->n_misses, sizeof s.n_misses);

@@ -256,6 +256,7 @@ static paged_status check_all(const paged_cache *cache, paged_error *err) {
     for (int32_t g = 0; g < cache->n_groups && status == PAGED_OK; g++) status = check_group(cache, g, err);
     if (status == PAGED_OK) status = check_free_extents(cache, err);
     if (status == PAGED_OK) status = check_bytes(cache, err);
+    if (status == PAGED_OK) status = paged__check_promises(cache, err);
     if (status == PAGED_OK) status = paged__check_prefix(cache, err);
     return status;
 }

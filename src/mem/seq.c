@@ -28,6 +28,7 @@ void paged__seqs_init(paged_cache *cache) {
      * as a stale one. */
     uint64_t salt = paged__mix((uint64_t)(uintptr_t)cache ^ paged__mix(paged__now_ns())) & tag_mask;
     for (int32_t i = 0; i < cache->max_seqs; i++) {
+        cache->promises[i].producer = -1;
         cache->seqs[i] = (paged__seq){
             .tag = salt, .space = -1, .tip = -1, .next_free = i + 1 < cache->max_seqs ? i + 1 : -1};
     }
@@ -83,6 +84,7 @@ paged_status paged_seq_free(paged_cache *cache, paged_seq handle) {
     paged__seq *seq = paged__seq_find(cache, handle);
     if (!seq) return PAGED_ERR_STALE;
     if (seq->space >= 0) paged__prefix_seal(cache, seq);
+    paged__promise_end(cache, row_of(cache, seq)); /* those who wait find what was sealed */
     drop_entries(cache, seq, 0);
     paged__node_leave(cache, seq->tip);
     if (seq->space >= 0) paged__space_unref(cache, seq->space);
@@ -183,7 +185,8 @@ paged_status paged__seq_grow_tokens(const paged_cache *cache, const paged__seq *
     *capacity = (int32_t)PAGED_MIN(grown, (int64_t)cache->max_seq_tokens);
     *tokens = paged__alloc((size_t)*capacity, sizeof **tokens);
     if (!*tokens) return PAGED_ERR_NO_MEMORY;
-    if (seq->len) memcpy(*tokens, seq->tokens, (size_t)seq->len * sizeof **tokens);
+    int32_t n_known = PAGED_MAX(seq->len, cache->promises[row_of(cache, seq)].n_tokens);
+    if (n_known) memcpy(*tokens, seq->tokens, (size_t)n_known * sizeof **tokens);
     return PAGED_OK;
 }
 
@@ -316,6 +319,7 @@ paged_status paged_seq_reserve(paged_cache *cache, paged_seq handle, int32_t n_t
     }
     for (g = 0; g < cache->n_groups; g++) apply_change(cache, seq, g, &c, &got[g]);
     paged__seq_set_tokens(cache, seq, tokens, capacity);
+    if (n_tokens > 0) paged__promise_check(cache, row_of(cache, seq), seq->len, NULL, 0);
     seq->n_entries = c.want;
     seq->has_tail = c.n_tiles > 0;
     seq->reserved = n_tokens;
@@ -366,12 +370,15 @@ paged_status paged_seq_commit(paged_cache *cache, paged_seq handle, const int32_
     paged__seq *seq = paged__seq_find(cache, handle);
     if (!seq) return PAGED_ERR_STALE;
     if (n_tokens < 0 || n_tokens > seq->reserved || (n_tokens > 0 && !tokens)) return PAGED_ERR_INVALID_ARG;
+    int32_t row = row_of(cache, seq);
+    if (cache->promises[row].n_tokens) paged__promise_check(cache, row, seq->len, tokens, n_tokens);
     if (n_tokens > 0) memcpy(seq->tokens + seq->len, tokens, (size_t)n_tokens * sizeof *tokens);
     seq->len += n_tokens;
     seq->reserved -= n_tokens;
     cache->n_tokens += n_tokens;
     if (seq->space >= 0) paged__prefix_commit(cache, seq, seq->len - n_tokens);
     for (int32_t g = 0; g < cache->n_groups; g++) leave_window(cache, seq, g, seq->len - n_tokens);
+    if (cache->promises[row].n_waiters) paged__promise_kept(cache, row);
     return PAGED_OK;
 }
 
@@ -392,6 +399,7 @@ paged_status paged_seq_truncate(paged_cache *cache, paged_seq handle, int32_t n_
     for (int32_t g = 0; g < cache->n_groups && n_tokens > 0; g++)
         if (paged__window_first(cache, g, n_tokens) < paged__seq_first(cache, g, seq))
             return PAGED_ERR_INVALID_ARG; /* what it would see is gone */
+    if (n_tokens < seq->len) paged__promise_end(cache, row_of(cache, seq));
     if (seq->space >= 0) step_back(cache, seq, n_tokens / cache->block_size);
     drop_entries(cache, seq, paged__ceil_div(n_tokens, cache->block_size));
     cache->n_tokens -= seq->len - n_tokens;

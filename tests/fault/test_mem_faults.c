@@ -258,6 +258,13 @@ static void sealing_survives_faults(void) {
     }
 }
 
+/* The namespace's bytes, the tokens. */
+static paged_status promise_prompt(struct world *w) {
+    const paged_ns_field field = {PAGED_NS_SALT, "x", 1};
+    bool waits;
+    return paged_seq_promise(w->cache, w->seqs[2], &(paged_namespace){&field, 1}, prompt, 11, &waits);
+}
+
 static void sequences_of_kind_survive_faults(void) {
     CHECK_EQ(fail_each(create_seq), 0);
     CHECK_EQ(fail_each(commit_and_truncate), 0);
@@ -265,6 +272,7 @@ static void sequences_of_kind_survive_faults(void) {
     /* The namespace's bytes, tokens, a block to back and a copy in each group. */
     CHECK(fail_each(match_prompt) >= 1 + 1 + 2);
     CHECK_EQ(fail_each(match_elsewhere), 1);
+    CHECK_EQ(fail_each(promise_prompt), 2);
     CHECK(fail_each(reserve_empty) >= 1 + 2);
     /* Tokens, a copy in each group, and granules for 8 + 8 blocks. */
     CHECK(fail_each(reserve_shared) >= 1 + 2 + 4);
@@ -303,10 +311,10 @@ static void create_survives_faults(void) {
             CHECK_EQ(fault.n_live, 0);
             paged_allocator_set(NULL);
         }
-        /* The cache, its arena, extents, their stack, granules, rows, three arrays a group, eight of the
-         * index. */
+        /* The cache, its arena, extents, their stack, granules, rows, promises, three arrays a group, eight
+         * of the index. */
         int32_t n_more = (kind->packed_tails ? 3 * GROUPS : 0) + (kind->window ? 3 : 0);
-        CHECK_EQ(n_failed, 5 + own_arena + 3 * GROUPS + 8 + n_more);
+        CHECK_EQ(n_failed, 6 + own_arena + 3 * GROUPS + 8 + n_more);
     }
 }
 
