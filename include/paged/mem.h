@@ -12,12 +12,25 @@
  * content when they are committed, its last, partly filled one when it is freed. Blocks that nobody holds any
  * more stay cached until their room is needed; then the least recently used leaf goes first.
  *
+ * Windows. A group whose layers see only the last `window` keys holds the blocks of that window and no
+ * others: what falls out goes back with the commit, its table entry becomes -1, and positions stay what they
+ * were (paged_seq_first_k() says where the keys begin). Heads with windows of their own are a group over some
+ * of the heads of their layers. A match ends where all groups have what the next token sees: groups without
+ * a window every block, the others those of their last window.
+ *
+ * Packed tails (an option). The last block of a sequence, as long as it is not full, is no block but tiles of
+ * 16 tokens, taken one by one from blocks that several sequences share: the table of blocks of 64 or 128 with
+ * the waste of 16. Its entry in the block table is -1, and paged_tables.tail_tiles names its tiles. A tail
+ * becomes a block, by one copy, in the reservation that will fill it or when it is sealed. A block that is
+ * cut by truncate stays a block.
+ *
  * Blocks are numbered per group from 0 on; block b of a group begins at byte b * block_bytes of the arena, so
  * an operator needs nothing but one stride. In a cache of one group the numbers 0 … n_blocks - 1 are dense.
  * In a cache of several groups an extent belongs to one group at a time and the numbers have gaps.
  *
  * Layout of a block: [layer][K | V][kv_head][block_size][head_dim], so all layers of a block are one run of
- * bytes and the K of all heads of one layer is one run.
+ * bytes and the K of all heads of one layer is one run. In a group of i8 the scales of a layer follow its K
+ * and V: [layer][K | V | scales of K | scales of V], the scales [kv_head][block_size] f32.
  *
  * Thread rule: one thread at a time per cache. Different caches are independent.
  */
@@ -51,18 +64,25 @@ typedef struct paged_group_config {
     int32_t n_layers, n_kv_heads, head_dim_k, head_dim_v; /* head_dim_v 0: as head_dim_k */
     paged_type type;
     paged_layout layout;
+    int32_t window; /* keys that a query sees at most, its own included; 0: all. Blocks that no later token
+                     * can see go back when they fall out of it */
 } paged_group_config;
 
 /* What happens to the index, in order. Replayed into an empty model it gives exactly the index. */
-typedef enum paged_event_kind { PAGED_EVENT_STORED = 1, PAGED_EVENT_REMOVED = 2 } paged_event_kind;
+typedef enum paged_event_kind {
+    PAGED_EVENT_STORED = 1,
+    PAGED_EVENT_REMOVED = 2,
+    PAGED_EVENT_CHANGED = 3 /* a group with a window lost its block of the entry, or got one again */
+} paged_event_kind;
 
 typedef struct paged_event {
     paged_event_kind kind;
-    int32_t block;  /* of group 0; names the entry until it is removed */
-    int32_t parent; /* block before it; -1: the first one of its namespace */
+    int32_t entry;  /* its name, until it is removed */
+    int32_t parent; /* entry before it; -1: the first one of its namespace */
     int32_t n_tokens;
     const int32_t *tokens;      /* [n_tokens] of this block only; valid during the call */
     uint64_t namespace_hash[2]; /* XXH3-128 of the namespace; of first blocks only, else 0 */
+    uint32_t groups;            /* bit g: group g has a block of it, from now on; REMOVED: until now */
 } paged_event;
 
 /* Must not call back into the cache. */
@@ -80,6 +100,7 @@ typedef struct paged_cache_config {
     bool poison; /* for tests: blocks are filled with NaN when they are taken and when they are freed */
     paged_event_fn event; /* NULL: none */
     void *event_user;
+    bool packed_tails; /* see above; asks for a block_size of 32 … 256, packed layout in all groups */
 } paged_cache_config;
 
 enum { PAGED_GROUPS_MAX = 16 };
@@ -157,10 +178,23 @@ typedef struct paged_match {
 PAGED_API paged_status paged_seq_match(paged_cache *cache, paged_seq seq, const paged_namespace *space,
                                        const int32_t *tokens, int32_t n_tokens, paged_match *out);
 
+/* Prompts that arrive together and begin alike: one sequence computes, the others wait and hold no blocks.
+ * Before its match, an empty sequence says which tokens it is going to have. *waits: another one has promised
+ * to compute a beginning of them that is at least a block longer than what is cached; leave this one alone
+ * until paged_seq_waits() says 0, then match it: it finds what was computed, to the token, as long as the
+ * other one lives. Otherwise match it now, and others may wait for it. A producer that is freed or truncated,
+ * or that commits other tokens than it promised, is replaced by the oldest one that waited for it. To match
+ * a sequence that waits, or to reserve in it, ends its wait. Errors: INVALID_ARG (not empty, matched or
+ * promised before), TOO_LONG, NO_MEMORY, STALE. O(max_seqs × common tokens). */
+PAGED_API paged_status paged_seq_promise(paged_cache *cache, paged_seq seq, const paged_namespace *space,
+                                         const int32_t *tokens, int32_t n_tokens, bool *waits);
+PAGED_API int32_t paged_seq_waits(const paged_cache *cache, paged_seq seq); /* 1, 0; -1: stale */
+
 /* Keeps what is cached of these tokens. priority (0 … 255, 0 at first): of the leaves, the lowest go first.
  * until: pinned, that is not evicted at all, as long as paged_cache_set_clock() was told less; 0: not pinned,
  * an earlier pin on the same piece ends. *n_kept: how many of the tokens are kept. A pin
- * holds a reference to each block. O(blocks). Errors: INVALID_ARG, NO_MEMORY. */
+ * holds a reference to each block, of groups with a window to those of the last one. O(blocks). Errors:
+ * INVALID_ARG, NO_MEMORY, LIMIT (all groups have windows, and more pinned paths than the pool has blocks). */
 PAGED_API paged_status paged_prefix_keep(paged_cache *cache, const paged_namespace *space,
                                          const int32_t *tokens, int32_t n_tokens, int32_t priority,
                                          uint64_t until, int32_t *n_kept);
@@ -179,8 +213,8 @@ PAGED_API void paged_cache_clear(paged_cache *cache);
  * NO_BLOCKS, TOO_LONG, NO_MEMORY, STALE, INVALID_ARG. */
 PAGED_API paged_status paged_seq_reserve(paged_cache *cache, paged_seq seq, int32_t n_tokens);
 
-/* Slots of the positions first … first + n - 1, all of them committed or reserved. Errors: INVALID_ARG,
- * STALE. */
+/* Slots of the positions first … first + n - 1, all of them committed or reserved, and not before
+ * paged_seq_first_k(). Errors: INVALID_ARG, STALE. */
 PAGED_API paged_status paged_seq_slots(const paged_cache *cache, paged_seq seq, int32_t group, int32_t first,
                                        int32_t n, int64_t *slots);
 
@@ -189,7 +223,9 @@ PAGED_API paged_status paged_seq_slots(const paged_cache *cache, paged_seq seq, 
 PAGED_API paged_status paged_seq_commit(paged_cache *cache, paged_seq seq, const int32_t *tokens,
                                         int32_t n_tokens);
 
-/* Shortens to n_tokens committed tokens, drops any reservation, gives whole blocks back at once. Errors:
+/* Shortens to n_tokens committed tokens, drops any reservation, gives whole blocks back at once. Where a
+ * group has a window the blocks of it at n_tokens must still be there: n_tokens is 0, or max(0,
+ * n_tokens - window + 1) is at least paged_seq_first_k(); else INVALID_ARG, and nothing changes. Errors:
  * INVALID_ARG, STALE. */
 PAGED_API paged_status paged_seq_truncate(paged_cache *cache, paged_seq seq, int32_t n_tokens);
 
@@ -204,11 +240,16 @@ PAGED_API int32_t paged_seq_reserved(const paged_cache *cache,
 /* The committed tokens, borrowed until the next call that changes the sequence; NULL: stale. */
 PAGED_API const int32_t *paged_seq_tokens(const paged_cache *cache, paged_seq seq);
 
+/* Position of the first key that a group still has, a multiple of block_size; 0 without a window; -1: stale
+ * or no such group. For paged_tables.first_k. */
+PAGED_API int32_t paged_seq_first_k(const paged_cache *cache, paged_seq seq, int32_t group);
+
 /* Row of the sequence in the tables of paged_cache_tables(); -1: stale. Fixed for the life of the sequence.
  */
 PAGED_API int32_t paged_seq_row(const paged_cache *cache, paged_seq seq);
 
-/* Fills blocks, seq_stride, head_stride and max_blocks; rows, seqlens_k and n_seqs are the caller's. */
+/* Fills blocks, seq_stride, head_stride, max_blocks and, with packed tails, tail_tiles (else NULL); rows,
+ * seqlens_k, first_k and n_seqs are the caller's. */
 PAGED_API paged_status paged_cache_tables(const paged_cache *cache, int32_t group, paged_tables *out);
 
 /* The keys and values of one layer (counted inside its group). Errors: INVALID_ARG. */
@@ -234,6 +275,10 @@ typedef struct paged_cache_stats {
     uint64_t n_queries, n_query_tokens, n_hit_tokens; /* matches, their tokens, tokens that they reused */
     uint64_t n_stored, n_evicted;                     /* entries of the index */
     uint64_t n_misses[PAGED_MISS_KINDS];              /* matches by why they ended */
+    int32_t n_divided, n_tail_tiles; /* of n_used: blocks divided into tiles; tiles of them in use */
+    uint64_t n_packed;               /* tails that became blocks, in each group */
+    uint64_t n_waits, n_handovers;   /* promises that waited; waiters that became producers */
+    uint64_t n_evicted_blocks;       /* of groups with a window, while their entry stayed */
 } paged_cache_stats;
 
 PAGED_API void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out);

@@ -196,7 +196,7 @@ void paged__block_ref(paged_cache *cache, int32_t group, int32_t block) {
     PAGED_ASSERT(b->state != PAGED__BLOCK_FREE);
     if (b->refs++ > 0) return;
     set_state(cache, group, block, PAGED__BLOCK_USED);
-    if (group == 0) paged__node_used(cache, block);
+    if (b->indexed) paged__block_used(cache, group, block);
 }
 
 bool paged__block_unref(paged_cache *cache, int32_t group, int32_t block) {
@@ -205,7 +205,7 @@ bool paged__block_unref(paged_cache *cache, int32_t group, int32_t block) {
     if (--b->refs > 0) return false;
     if (b->indexed) {
         set_state(cache, group, block, PAGED__BLOCK_CACHED);
-        if (group == 0) paged__node_released(cache, block);
+        paged__block_released(cache, group, block);
         return false;
     }
     poison_block(cache, group, block);

@@ -1,7 +1,9 @@
 /* mem_model.h: a naive model of a cache for the random and the exhaustive tester, and the operations
  * applied to both.
  *
- * A model sequence is its tokens and a list of pages; a page is a number that was never used before.
+ * A model sequence is its tokens and for each group a list of pages; a page is a number that was never used
+ * before. With packed tails the last one may be tiles instead, numbers of the same kind; which blocks they
+ * lie in is the cache's matter. What a group with a window has of a sequence follows from its length.
  * References are not counted but looked up: a page is shared if another sequence lists it. The model's
  * index is what the events say and nothing else; what a match must give follows from it by comparing
  * everything. What a position holds follows from the tokens up to it, so keys and values that were written
@@ -18,15 +20,19 @@ enum {
     MODEL_PAGES = 256,
     MODEL_ENTRIES = 4096,
     MODEL_SPACES = 3,
-    MODEL_PINS = 64
+    MODEL_PINS = 64,
+    MODEL_GROUPS = 3,
+    MODEL_LAYERS = 2,
+    MODEL_TILES = 16
 };
 
-/* An entry of the index; its place is the block that the event named. */
+/* An entry of the index; its place is what the event named it. */
 struct model_entry {
     bool live;
     int32_t parent, depth, n_tokens, space;
     int32_t tokens[64];
-    int64_t page;
+    uint32_t groups;             /* that have a block of it */
+    int64_t pages[MODEL_GROUPS]; /* of those */
 };
 
 struct model_seq {
@@ -34,16 +40,21 @@ struct model_seq {
     int32_t len, reserved, n_pages;
     int32_t space; /* -1: none */
     int32_t tokens[MODEL_TOKENS];
-    int64_t pages[MODEL_PAGES];
+    int64_t pages[MODEL_GROUPS][MODEL_PAGES];
+    int32_t n_tiles; /* of the entry behind the pages; 0: there is none */
+    int64_t tiles[MODEL_GROUPS][MODEL_TILES];
 };
 
 struct model {
     paged_cache *cache;
-    paged_kv kv[PAGED_GROUPS_MAX]; /* of layer 0 */
+    paged_kv kv[MODEL_GROUPS][MODEL_LAYERS];
+    int32_t n_layers[MODEL_GROUPS];
     int32_t n_groups, block_size, max_seq_tokens;
-    int32_t n_pages_max; /* of the pool; 0: not known, the groups' blocks differ */
+    int32_t windows[MODEL_GROUPS]; /* 0: none */
+    int32_t n_pages_max;           /* of the pool; 0: not known, the groups' blocks differ */
     int64_t next_page;
-    uint64_t n_refused, n_copies;
+    int32_t tiles_a_block; /* 0: no packed tails */
+    uint64_t n_refused, n_copies, n_packed;
     paged_seq stale; /* a handle that was freed */
     struct model_seq seqs[MODEL_SEQS];
     /* the index */
@@ -51,72 +62,150 @@ struct model {
     bool surprise;            /* an event that makes no sense; checked after the call */
     int32_t n_entries;        /* ids lie below */
     int32_t n_pins, pins[MODEL_PINS];
-    uint64_t now, n_hits, n_tails;
+    uint64_t now, n_hits, n_tails, n_waits;
     uint64_t space_hash[MODEL_SPACES][2];
     struct model_entry entries[MODEL_ENTRIES];
 };
 
-static int32_t model_sharers(const struct model *m, int64_t page) {
-    int32_t n = 0;
-    for (int32_t s = 0; s < MODEL_SEQS; s++) {
-        for (int32_t i = 0; i < m->seqs[s].n_pages; i++) n += m->seqs[s].pages[i] == page;
-    }
-    return n;
+/* First page that the token at position pos sees: row i sees the keys i - window + 1 … i. */
+static int32_t model_first(const struct model *m, int32_t g, int32_t pos) {
+    int32_t first = m->windows[g] && pos >= m->windows[g] ? pos - m->windows[g] + 1 : 0;
+    return first / m->block_size;
 }
 
-/* The page is listed by a sequence before number n_seqs, or pinned (n_pins). */
-static bool model_listed(const struct model *m, int64_t page, int32_t n_seqs, int32_t n_pins) {
+static bool model_windowed(const struct model *m) {
+    bool any = false;
+    for (int32_t g = 0; g < m->n_groups; g++) any |= m->windows[g] > 0;
+    return any;
+}
+
+/* Other sequences that list the page. */
+static bool model_shared(const struct model *m, const struct model_seq *s, int32_t g, int64_t page) {
+    for (int32_t o = 0; o < MODEL_SEQS; o++) {
+        const struct model_seq *other = &m->seqs[o];
+        for (int32_t i = model_first(m, g, other->len); i < other->n_pages && other != s; i++) {
+            if (other->pages[g][i] == page) return true;
+        }
+    }
+    return false;
+}
+
+/* The page is listed by a sequence before number n_seqs, or by a pin before number n_pins: of the entries on
+ * its path, those that are seen from the first position inside the last one. */
+static bool model_listed(const struct model *m, int32_t g, int64_t page, int32_t n_seqs, int32_t n_pins) {
     for (int32_t s = 0; s < n_seqs; s++) {
-        for (int32_t i = 0; i < m->seqs[s].n_pages; i++) {
-            if (m->seqs[s].pages[i] == page) return true;
+        for (int32_t i = model_first(m, g, m->seqs[s].len); i < m->seqs[s].n_pages; i++) {
+            if (m->seqs[s].pages[g][i] == page) return true;
         }
     }
     for (int32_t p = 0; p < n_pins; p++) {
-        for (int32_t e = m->pins[p]; e >= 0; e = m->entries[e].parent) {
-            if (m->entries[e].page == page) return true;
+        int32_t first = model_first(m, g, m->entries[m->pins[p]].depth * m->block_size + 1);
+        for (int32_t e = m->pins[p]; e >= 0 && m->entries[e].depth >= first; e = m->entries[e].parent) {
+            if (m->entries[e].pages[g] == page) return true;
         }
     }
     return false;
 }
 
-static int32_t model_used(const struct model *m) {
-    int32_t n = 0;
+static int32_t model_used(const struct model *m, int32_t g) {
+    int32_t n = m->cache->groups[g].n_divided;
     for (int32_t s = 0; s < MODEL_SEQS; s++) {
-        for (int32_t i = 0; i < m->seqs[s].n_pages; i++) n += !model_listed(m, m->seqs[s].pages[i], s, 0);
+        for (int32_t i = model_first(m, g, m->seqs[s].len); i < m->seqs[s].n_pages; i++)
+            n += !model_listed(m, g, m->seqs[s].pages[g][i], s, 0);
     }
     for (int32_t p = 0; p < m->n_pins; p++) {
-        for (int32_t e = m->pins[p]; e >= 0; e = m->entries[e].parent)
-            n += !model_listed(m, m->entries[e].page, MODEL_SEQS, p);
+        int32_t first = model_first(m, g, m->entries[m->pins[p]].depth * m->block_size + 1);
+        for (int32_t e = m->pins[p]; e >= 0 && m->entries[e].depth >= first; e = m->entries[e].parent)
+            n += !model_listed(m, g, m->entries[e].pages[g], MODEL_SEQS, p);
     }
     return n;
 }
 
-static bool model_indexed(const struct model *m, int64_t page) {
+static bool model_indexed(const struct model *m, int32_t g, int64_t page) {
     for (int32_t e = 0; e < m->n_entries; e++) {
-        if (m->entries[e].live && m->entries[e].page == page) return true;
+        const struct model_entry *entry = &m->entries[e];
+        if (entry->live && (entry->groups >> g & 1) && entry->pages[g] == page) return true;
     }
     return false;
+}
+
+/* Tile idx of the sequence's tail has another owner, in any group. */
+static bool model_tile_shared(const struct model *m, const struct model_seq *s, int32_t idx) {
+    for (int32_t g = 0; g < m->n_groups; g++) {
+        for (int32_t o = 0; o < MODEL_SEQS; o++) {
+            const struct model_seq *other = &m->seqs[o];
+            if (other != s && idx < other->n_tiles && other->tiles[g][idx] == s->tiles[g][idx]) return true;
+        }
+    }
+    return false;
+}
+
+/* How many tiles there are, in any group. */
+static int32_t model_tiles(const struct model *m) {
+    int32_t n = 0;
+    for (int32_t s = 0; s < MODEL_SEQS; s++) {
+        for (int32_t i = 0; i < m->seqs[s].n_tiles; i++) {
+            bool first = true; /* shared ones stand at the same place */
+            for (int32_t o = 0; o < s; o++)
+                first &= i >= m->seqs[o].n_tiles || m->seqs[o].tiles[0][i] != m->seqs[s].tiles[0][i];
+            n += first;
+        }
+    }
+    return n;
+}
+
+static void model_new_tile(struct model *m, struct model_seq *s, int32_t idx) {
+    for (int32_t g = 0; g < m->n_groups; g++) s->tiles[g][idx] = m->next_page;
+    m->next_page++;
+}
+
+/* Somebody else has the page that the sequence writes in next, in any group. */
+static bool model_must_copy(const struct model *m, const struct model_seq *s) {
+    int32_t idx = s->len / m->block_size;
+    bool must = false;
+    for (int32_t g = 0; g < m->n_groups && s->len % m->block_size; g++)
+        must |= model_shared(m, s, g, s->pages[g][idx]) || model_indexed(m, g, s->pages[g][idx]);
+    return must;
+}
+
+static void model_new_pages(struct model *m, struct model_seq *s, int32_t idx) {
+    for (int32_t g = 0; g < m->n_groups; g++) s->pages[g][idx] = m->next_page;
+    m->next_page++;
 }
 
 /* ---- the index, from events ---- */
 
 static void model_event(void *user, const paged_event *event) {
     struct model *m = user;
-    int32_t id = event->block;
+    int32_t id = event->entry;
     struct model_entry *e = &m->entries[id];
+    uint32_t all = (1u << m->n_groups) - 1;
     bool bad = id < 0 || id >= MODEL_ENTRIES || event->n_tokens < 1 || event->n_tokens > m->block_size;
     if (bad || e->live == (event->kind == PAGED_EVENT_STORED)) {
         m->surprise = true;
         return;
     }
+    for (int32_t g = 0; g < m->n_groups && event->kind != PAGED_EVENT_STORED; g++) {
+        uint32_t had = e->groups >> g & 1, has = event->groups >> g & 1;
+        if (event->kind == PAGED_EVENT_REMOVED) has = 0;
+        if (had && !has) m->surprise |= model_listed(m, g, e->pages[g], MODEL_SEQS, m->n_pins);
+        if (had != has && event->kind == PAGED_EVENT_CHANGED) m->surprise |= !m->windows[g];
+        if (!had && has && m->acting) e->pages[g] = m->acting->pages[g][e->depth];
+        if (!had && has) m->surprise |= !m->acting;
+    }
+    if (event->kind == PAGED_EVENT_CHANGED) {
+        m->surprise |= e->groups == event->groups;
+        e->groups = event->groups;
+        return;
+    }
     if (event->kind == PAGED_EVENT_REMOVED) {
-        bad = model_listed(m, e->page, MODEL_SEQS, m->n_pins) || event->n_tokens != e->n_tokens;
+        bad = event->groups != e->groups || event->n_tokens != e->n_tokens;
         for (int32_t i = 0; i < m->n_entries; i++) bad |= m->entries[i].live && m->entries[i].parent == id;
         m->surprise |= bad;
         e->live = false;
         return;
     }
-    if (!m->acting || m->acting->space < 0) {
+    if (!m->acting || m->acting->space < 0 || event->groups != all) {
         m->surprise = true;
         return;
     }
@@ -128,16 +217,19 @@ static void model_event(void *user, const paged_event *event) {
                               .parent = event->parent,
                               .depth = event->parent < 0 ? 0 : m->entries[event->parent].depth + 1,
                               .n_tokens = event->n_tokens,
+                              .groups = all,
                               .space = m->acting->space};
     memcpy(e->tokens, event->tokens, (size_t)event->n_tokens * sizeof *e->tokens);
-    e->page = m->acting->pages[e->depth];
+    for (int32_t g = 0; g < m->n_groups; g++) /* a sealed tail becomes a page */
+        e->pages[g] = e->depth < m->acting->n_pages ? m->acting->pages[g][e->depth] : m->next_page++;
     if (id >= m->n_entries) m->n_entries = id + 1;
     m->surprise |= bad;
 }
 
-/* The longest common beginning of the tokens with the path to an entry. */
-static int32_t model_common(const struct model *m, int32_t id, const int32_t *tokens, int32_t n) {
-    int32_t path[MODEL_PAGES], n_path = m->entries[id].depth + 1, k = 0;
+/* The longest common beginning of the tokens with the path to an entry; the path comes out in path. */
+static int32_t model_common(const struct model *m, int32_t id, const int32_t *tokens, int32_t n,
+                            int32_t path[MODEL_PAGES]) {
+    int32_t n_path = m->entries[id].depth + 1, k = 0;
     for (int32_t i = n_path - 1; i >= 0; i--, id = m->entries[id].parent) path[i] = id;
     for (int32_t i = 0; i < n_path; i++) {
         const struct model_entry *e = &m->entries[path[i]];
@@ -148,13 +240,30 @@ static int32_t model_common(const struct model *m, int32_t id, const int32_t *to
     return k;
 }
 
-static int32_t model_reusable(const struct model *m, int32_t space, const int32_t *tokens, int32_t n) {
-    int32_t best = 0;
+/* Every group has what the token at position pos sees of a path that agrees so far. */
+static bool model_covers(const struct model *m, const int32_t *path, int32_t pos) {
+    for (int32_t g = 0; g < m->n_groups; g++) {
+        for (int32_t i = model_first(m, g, pos); i * m->block_size < pos; i++) {
+            if (!(m->entries[path[i]].groups >> g & 1)) return false;
+        }
+    }
+    return true;
+}
+
+/* The most tokens that could be reused of these; and in *least, in whole blocks. */
+static int32_t model_reusable(const struct model *m, int32_t space, const int32_t *tokens, int32_t n,
+                              int32_t *least) {
+    int32_t best = 0, path[MODEL_PAGES];
+    *least = 0;
     for (int32_t e = 0; e < m->n_entries; e++) {
         if (!m->entries[e].live || m->entries[e].space != space) continue;
-        int32_t k = model_common(m, e, tokens, n);
-        best = k > best ? k : best;
+        int32_t k = model_common(m, e, tokens, n, path);
+        if (k > best && model_covers(m, path, k)) best = k;
+        for (int32_t pos = k - k % m->block_size; pos > *least; pos -= m->block_size) {
+            if (model_covers(m, path, pos)) *least = pos;
+        }
     }
+    if (*least > best) best = *least;
     return best;
 }
 
@@ -172,7 +281,11 @@ static void model_adopt(const struct model *m, struct model_seq *s, int32_t n_fu
                 found = e;
         }
         CHECK(found >= 0);
-        s->pages[i] = m->entries[found].page;
+        for (int32_t g = 0; g < m->n_groups; g++) {
+            if (i < model_first(m, g, s->len)) continue;
+            CHECK(m->entries[found].groups >> g & 1);
+            s->pages[g][i] = m->entries[found].pages[g];
+        }
         parent = found;
     }
 }
@@ -199,14 +312,18 @@ static void model_check_index(const struct model *m) {
         CHECK_EQ(node->parent < 0 ? -1 : node->parent, entry->parent);
         CHECK(memcmp(paged__node_tokens(m->cache, e), entry->tokens,
                      (size_t)entry->n_tokens * sizeof *entry->tokens) == 0);
-        n_cached += !model_listed(m, entry->page, MODEL_SEQS, m->n_pins);
+        for (int32_t g = 0; g < m->n_groups; g++) {
+            uint32_t has = entry->groups >> g & 1;
+            CHECK_EQ(paged__node_block(m->cache, e, g) >= 0, has);
+            n_cached += has && !model_listed(m, g, entry->pages[g], MODEL_SEQS, m->n_pins);
+        }
         n_nodes++;
     }
-    for (int32_t e = 0; e < m->cache->groups[0].n_ids; e++) n_nodes -= m->cache->nodes[e].n_tokens > 0;
+    for (int32_t e = 0; e < m->cache->n_nodes_max; e++) n_nodes -= m->cache->nodes[e].n_tokens > 0;
     CHECK_EQ(n_nodes, 0);
     paged_cache_stats stats;
     paged_cache_get_stats(m->cache, &stats);
-    CHECK_EQ(stats.n_cached, n_cached * m->n_groups);
+    CHECK_EQ(stats.n_cached, n_cached);
     for (int32_t a = 0; a < MODEL_SPACES; a++) {
         for (int32_t b = 0; b < a; b++)
             CHECK(!m->space_hash[a][0] || m->space_hash[a][0] != m->space_hash[b][0]);
@@ -215,34 +332,52 @@ static void model_check_index(const struct model *m) {
 
 /* ---- keys and values: one number for K, one for V, from the tokens up to the position ---- */
 
-static uint32_t *model_cell(const struct model *m, int32_t g, int64_t slot, bool v) {
-    const paged_kv *kv = &m->kv[g];
-    int64_t block = slot / kv->block_size, offset = slot % kv->block_size;
-    uint8_t *base = (v ? kv->v : kv->k) + block * kv->block_stride;
-    return (uint32_t *)(void *)(base + offset * (v ? kv->head_dim_v : kv->head_dim_k) * 4);
+static uint32_t *model_cell(const paged_kv *kv, int32_t head, int64_t slot, bool v) {
+    int64_t block = slot / kv->block_size, offset = slot % kv->block_size,
+            first = offset - offset % PAGED_TILE;
+    int64_t head_dim = v ? kv->head_dim_v : kv->head_dim_k, at = offset * head_dim;
+    if (kv->layout == PAGED_LAYOUT_PACKED && !v) at = first * head_dim + offset - first;
+    return (uint32_t *)(void *)((v ? kv->v : kv->k) + block * kv->block_stride +
+                                head * (v ? kv->v_head_stride : kv->k_head_stride) + at * 4);
+}
+
+/* All layers and heads of a slot. */
+static void model_slot(const struct model *m, int32_t g, int64_t slot, uint64_t path, bool write) {
+    for (int32_t layer = 0; layer < m->n_layers[g]; layer++) {
+        const paged_kv *kv = &m->kv[g][layer];
+        for (int32_t head = 0; head < kv->n_kv_heads; head++) {
+            uint32_t *k = model_cell(kv, head, slot, false), *v = model_cell(kv, head, slot, true);
+            uint64_t want = path + (uint64_t)(g + 7 * layer + 31 * head) * 0x100000001;
+            if (write) {
+                *k = (uint32_t)want;
+                *v = (uint32_t)(want >> 32);
+            }
+            CHECK(*k == (uint32_t)want && *v == (uint32_t)(want >> 32));
+        }
+    }
 }
 
 static uint64_t model_step(uint64_t path, int32_t token) {
     return paged__mix(path ^ (uint64_t)(uint32_t)token);
 }
 
-/* Writes, or compares, the positions first … first + n - 1 of a sequence whose tokens are known. */
+/* Writes, or compares, the positions first … first + n - 1 of a sequence whose tokens are known; of a group
+ * with a window those that are still there. */
 static void model_payload(const struct model *m, const struct model_seq *s, int32_t first, int32_t n,
                           bool write) {
     static int64_t slots[MODEL_TOKENS];
-    uint64_t start = (uint64_t)(s->space + 1);
-    for (int32_t p = 0; p < first; p++) start = model_step(start, s->tokens[p]);
     for (int32_t g = 0; g < m->n_groups; g++) {
-        uint64_t path = start;
-        CHECK_EQ(paged_seq_slots(m->cache, s->handle, g, first, n, slots), PAGED_OK);
-        for (int32_t i = 0; i < n; i++) {
-            path = model_step(path, s->tokens[first + i]);
-            uint32_t k = (uint32_t)(path + (uint64_t)g), v = (uint32_t)(path >> 32);
-            if (write) {
-                *model_cell(m, g, slots[i], false) = k;
-                *model_cell(m, g, slots[i], true) = v;
-            }
-            CHECK(*model_cell(m, g, slots[i], false) == k && *model_cell(m, g, slots[i], true) == v);
+        uint64_t path = (uint64_t)(s->space + 1);
+        int32_t from = paged_seq_first_k(m->cache, s->handle, g);
+        CHECK_EQ(from, model_first(m, g, s->len) * m->block_size);
+        from = from > first ? from : first;
+        if (from > first)
+            CHECK_EQ(paged_seq_slots(m->cache, s->handle, g, from - 1, 1, slots), PAGED_ERR_INVALID_ARG);
+        for (int32_t i = 0; i < from; i++) path = model_step(path, s->tokens[i]);
+        CHECK_EQ(paged_seq_slots(m->cache, s->handle, g, from, first + n - from, slots), PAGED_OK);
+        for (int32_t i = 0; i < first + n - from; i++) {
+            path = model_step(path, s->tokens[from + i]);
+            model_slot(m, g, slots[i], path, write);
         }
     }
 }
@@ -261,11 +396,15 @@ static void model_check_seq(const struct model *m, const struct model_seq *s) {
 static void model_check(const struct model *m) {
     paged_error err = {0};
     paged_cache_stats stats;
+    int32_t n_used = 0;
     if (paged_cache_check(m->cache, &err) != PAGED_OK) test_fail(__FILE__, __LINE__, "%s", err.message);
     paged_cache_get_stats(m->cache, &stats);
-    CHECK_EQ(stats.n_used, model_used(m) * m->n_groups);
+    for (int32_t g = 0; g < m->n_groups; g++) n_used += model_used(m, g);
+    CHECK_EQ(stats.n_used, n_used);
     CHECK_EQ(stats.n_refused, m->n_refused);
     CHECK_EQ(stats.n_copies, m->n_copies);
+    CHECK_EQ(stats.n_tail_tiles, model_tiles(m) * m->n_groups);
+    CHECK_EQ(stats.n_divided == 0, stats.n_tail_tiles == 0);
     int32_t n_live = 0;
     for (int32_t i = 0; i < MODEL_SEQS; i++) n_live += m->seqs[i].handle != 0;
     CHECK_EQ(stats.n_seqs, n_live);
@@ -293,7 +432,7 @@ static void model_create(struct model *m) {
         return;
     }
     s->handle = handle;
-    s->len = s->reserved = s->n_pages = 0;
+    s->len = s->reserved = s->n_pages = s->n_tiles = 0;
     s->space = -1;
 }
 
@@ -303,6 +442,39 @@ static void model_space(int32_t space, paged_ns_field field[1], paged_namespace 
     *names = (paged_namespace){.fields = field, .n_fields = space > 0};
 }
 
+static const paged__promise *model_promise_of(const struct model *m, const struct model_seq *s) {
+    return &m->cache->promises[paged_seq_row(m->cache, s->handle)];
+}
+
+/* A promise changes nothing that the model knows. */
+static void model_promise(struct model *m, struct model_seq *s, int32_t space, const int32_t *tokens,
+                          int32_t n) {
+    paged_ns_field field[1];
+    paged_namespace names;
+    bool waits = false, promised = model_promise_of(m, s)->n_tokens > 0;
+    model_space(space, field, &names);
+    paged_status status = paged_seq_promise(m->cache, s->handle, &names, tokens, n, &waits);
+    if (n < 1 || s->len || s->reserved || s->space >= 0 || promised)
+        CHECK_EQ(status, PAGED_ERR_INVALID_ARG);
+    else
+        CHECK_EQ(status, n > m->max_seq_tokens ? PAGED_ERR_TOO_LONG : PAGED_OK);
+    if (status == PAGED_OK) CHECK_EQ(paged_seq_waits(m->cache, s->handle), waits);
+    m->n_waits += waits;
+}
+
+/* The longest common beginning with a living sequence that promised its tokens, which is copied from it. */
+static int32_t model_promised(const struct model *m, int32_t space, const int32_t *tokens, int32_t n) {
+    int32_t best = 0;
+    for (int32_t i = 0; i < MODEL_SEQS; i++) {
+        const struct model_seq *s = &m->seqs[i];
+        int32_t k = 0;
+        if (!s->handle || s->space != space || !model_promise_of(m, s)->n_tokens) continue;
+        while (k < n && k < s->len && s->tokens[k] == tokens[k]) k++;
+        best = k > best ? k : best;
+    }
+    return best;
+}
+
 /* On an empty sequence. */
 static void model_match(struct model *m, struct model_seq *s, int32_t space, const int32_t *tokens,
                         int32_t n) {
@@ -310,7 +482,9 @@ static void model_match(struct model *m, struct model_seq *s, int32_t space, con
     paged_namespace names;
     paged_match got = {-1, -1, PAGED_MISS_NONE};
     model_space(space, field, &names);
-    int32_t want = n > 0 ? model_reusable(m, space, tokens, n - 1) : 0, used = model_used(m);
+    int32_t least = 0, want = n > 0 ? model_reusable(m, space, tokens, n - 1, &least) : 0;
+    int32_t promised = n > 0 ? model_promised(m, space, tokens, n - 1) : 0;
+    want = promised > want ? promised : want;
     paged_status status = paged_seq_match(m->cache, s->handle, &names, tokens, n, &got);
     if (s->len || s->reserved || s->space >= 0 || n > m->max_seq_tokens) {
         CHECK_EQ(status, n > m->max_seq_tokens && !s->len && !s->reserved && s->space < 0
@@ -319,19 +493,24 @@ static void model_match(struct model *m, struct model_seq *s, int32_t space, con
         return;
     }
     CHECK_EQ(status, PAGED_OK);
+    /* Of entries that agree equally long one is looked at, and it may be the one that lacks a block. */
+    CHECK(got.n_matched >= least && got.n_matched <= want);
+    if (got.why == PAGED_MISS_NO_BLOCK)
+        want = least;
+    else if (model_windowed(m))
+        want = got.n_matched;
     int32_t n_full = want / m->block_size;
     s->space = space;
     s->len = got.n_matched;
     memcpy(s->tokens, tokens, (size_t)s->len * sizeof *tokens);
-    if (got.why == PAGED_MISS_NO_BLOCK) want = n_full * m->block_size;
     CHECK_EQ(got.n_matched, want);
     CHECK_EQ(got.n_copied, want % m->block_size);
     model_adopt(m, s, n_full);
     s->n_pages = n_full;
-    used = model_used(m);
-    if (got.why == PAGED_MISS_NO_BLOCK && m->n_pages_max) CHECK(used + 2 > m->n_pages_max);
+    if (got.why == PAGED_MISS_NO_BLOCK && m->n_pages_max) CHECK(model_used(m, 0) + 2 > m->n_pages_max);
     if (got.n_copied) {
-        s->pages[s->n_pages++] = m->next_page++;
+        if (!m->tiles_a_block) model_new_pages(m, s, s->n_pages++);
+        while (m->tiles_a_block && s->n_tiles * PAGED_TILE < got.n_copied) model_new_tile(m, s, s->n_tiles++);
         m->n_copies += (uint64_t)m->n_groups;
         m->n_tails++;
     }
@@ -343,10 +522,11 @@ static void model_keep(struct model *m, int32_t space, const int32_t *tokens, in
                        uint64_t until) {
     paged_ns_field field[1];
     paged_namespace names;
-    int32_t n_kept = -1;
+    int32_t n_kept = -1, least, most = model_reusable(m, space, tokens, n, &least);
     model_space(space, field, &names);
-    CHECK_EQ(paged_prefix_keep(m->cache, &names, tokens, n, priority, until, &n_kept), PAGED_OK);
-    CHECK_EQ(n_kept, model_reusable(m, space, tokens, n));
+    paged_status status = paged_prefix_keep(m->cache, &names, tokens, n, priority, until, &n_kept);
+    if (status == PAGED_ERR_LIMIT) CHECK(m->cache->all_windowed && n_kept == -1);
+    if (status == PAGED_OK) CHECK(model_windowed(m) ? n_kept <= most : n_kept == most);
     model_read_pins(m);
 }
 
@@ -371,35 +551,82 @@ static void model_fork(struct model *m, struct model_seq *parent) {
     s->reserved = 0;
     s->space = parent->space;
     s->n_pages = (s->len + m->block_size - 1) / m->block_size;
+    s->n_tiles = 0;
+    if (s->n_pages > parent->n_pages) {
+        s->n_pages = parent->n_pages;
+        s->n_tiles = (s->len - s->n_pages * m->block_size + PAGED_TILE - 1) / PAGED_TILE;
+        memcpy(s->tiles, parent->tiles, sizeof s->tiles);
+    }
     memcpy(s->tokens, parent->tokens, (size_t)s->len * sizeof *s->tokens);
-    memcpy(s->pages, parent->pages, (size_t)s->n_pages * sizeof *s->pages);
+    memcpy(s->pages, parent->pages, sizeof s->pages);
+}
+
+/* What a reservation takes, and with `apply` takes it: entry by entry from the one that is written next. */
+struct model_need {
+    int32_t pages, tiles, copies, packed;
+};
+
+static struct model_need model_grow(struct model *m, struct model_seq *s, int32_t n, bool apply) {
+    struct model_need need = {0};
+    int32_t end = s->len + n, want = (end + m->block_size - 1) / m->block_size, n_tiles = 0;
+    int32_t tail = s->n_tiles ? s->n_pages : -1, n_entries = s->n_pages + (tail >= 0);
+    for (int32_t i = s->len / m->block_size; i < want; i++) {
+        int32_t in_last = end - i * m->block_size, offset = s->len - i * m->block_size;
+        bool small = m->tiles_a_block && in_last<m->block_size, content = offset> 0;
+        int32_t small_tiles = small ? (in_last + PAGED_TILE - 1) / PAGED_TILE : 0;
+        bool fresh = i >= n_entries, copies = i < s->n_pages && content && n > 0 && model_must_copy(m, s);
+        if (i == tail && small) {
+            n_tiles = small_tiles;
+            bool one =
+                content && n > 0 && offset % PAGED_TILE && model_tile_shared(m, s, offset / PAGED_TILE);
+            need.copies += one;
+            need.tiles += one + (n_tiles > s->n_tiles ? n_tiles - s->n_tiles : 0);
+            if (apply && one) model_new_tile(m, s, offset / PAGED_TILE);
+            for (int32_t t = s->n_tiles; apply && t < n_tiles; t++) model_new_tile(m, s, t);
+        } else if (fresh || copies || i == tail) {
+            need.copies += copies;
+            need.packed += i == tail && content;
+            need.pages += !small;
+            need.tiles += small_tiles;
+            n_tiles = small_tiles;
+            if (apply && !small) model_new_pages(m, s, i);
+            for (int32_t t = 0; apply && t < n_tiles; t++) model_new_tile(m, s, t);
+        }
+    }
+    if (n == 0 && tail >= 0 && tail == want - 1)
+        n_tiles = (end - tail * m->block_size + PAGED_TILE - 1) / PAGED_TILE;
+    if (!apply) return need;
+    s->n_tiles = n_tiles;
+    s->n_pages = want - (n_tiles > 0);
+    s->reserved = n;
+    return need;
 }
 
 static void model_reserve(struct model *m, struct model_seq *s, int32_t n) {
-    int32_t want = (s->len + n + m->block_size - 1) / m->block_size, tail = s->len / m->block_size;
-    bool copies = n > 0 && s->len % m->block_size &&
-                  (model_sharers(m, s->pages[tail]) > 1 || model_indexed(m, s->pages[tail]));
-    int32_t need = (want > s->n_pages ? want - s->n_pages : 0) + copies;
-    for (int32_t g = 0; g < m->n_groups; g++)
-        CHECK_EQ(paged_seq_blocks_needed(m->cache, s->handle, g, n), need);
+    struct model_need need = model_grow(m, s, n, false);
+    int32_t blocks = 0;
+    for (int32_t g = 0; g < m->n_groups; g++) {
+        int32_t more = need.tiles - m->cache->groups[g].n_free_tiles;
+        blocks = need.pages + (more > 0 ? (more + m->tiles_a_block - 1) / m->tiles_a_block : 0);
+        CHECK_EQ(paged_seq_blocks_needed(m->cache, s->handle, g, n), blocks);
+    }
     paged_status status = paged_seq_reserve(m->cache, s->handle, n);
     if (s->len + n > m->max_seq_tokens) {
         CHECK_EQ(status, PAGED_ERR_TOO_LONG);
         return;
     }
-    if (m->n_pages_max)
-        CHECK_EQ(status, model_used(m) + need > m->n_pages_max ? PAGED_ERR_NO_BLOCKS : PAGED_OK);
     if (status != PAGED_OK) {
         CHECK_EQ(status, PAGED_ERR_NO_BLOCKS);
-        CHECK(need > 0);
+        CHECK(need.pages + need.tiles > 0);
+        if (m->n_pages_max) CHECK(model_used(m, 0) + blocks > m->n_pages_max);
         m->n_refused++;
         return;
     }
-    if (copies) s->pages[tail] = m->next_page++;
-    m->n_copies += copies ? (uint64_t)m->n_groups : 0;
-    for (int32_t i = s->n_pages; i < want; i++) s->pages[i] = m->next_page++;
-    s->n_pages = want;
-    s->reserved = n;
+    m->n_copies += (uint64_t)(need.copies * m->n_groups);
+    m->n_packed += (uint64_t)(need.packed * m->n_groups);
+    model_grow(m, s, n, true);
+    /* Before the reservation they fitted; what it let go can only make it less. */
+    if (m->n_pages_max) CHECK(model_used(m, 0) <= m->n_pages_max);
 }
 
 static void model_commit(struct model *m, struct model_seq *s, int32_t n, uint64_t *rand) {
@@ -408,7 +635,13 @@ static void model_commit(struct model *m, struct model_seq *s, int32_t n, uint64
         CHECK_EQ(paged_seq_commit(m->cache, s->handle, tokens, n), PAGED_ERR_INVALID_ARG);
         return;
     }
-    for (int32_t i = 0; i < n; i++) tokens[i] = (int32_t)(paged__rand(rand) % 3);
+    const paged__promise *promise = model_promise_of(m, s);
+    bool keeps = paged__rand(rand) % 8 != 0;
+    for (int32_t i = 0; i < n; i++) {
+        tokens[i] = (int32_t)(paged__rand(rand) % 3);
+        if (keeps && s->len + i < promise->n_tokens)
+            tokens[i] = m->cache->seqs[promise - m->cache->promises].tokens[s->len + i];
+    }
     model_payload(m, s, s->len, n, true);
     m->acting = s;
     CHECK_EQ(paged_seq_commit(m->cache, s->handle, tokens, n), PAGED_OK);
@@ -419,11 +652,16 @@ static void model_commit(struct model *m, struct model_seq *s, int32_t n, uint64
 
 static void model_truncate(struct model *m, struct model_seq *s, int32_t n) {
     paged_status status = paged_seq_truncate(m->cache, s->handle, n);
-    CHECK_EQ(status, n > s->len ? PAGED_ERR_INVALID_ARG : PAGED_OK);
+    bool refused = n > s->len;
+    for (int32_t g = 0; g < m->n_groups; g++)
+        refused |= n > 0 && model_first(m, g, n) < model_first(m, g, s->len);
+    CHECK_EQ(status, refused ? PAGED_ERR_INVALID_ARG : PAGED_OK);
     if (status != PAGED_OK) return;
     s->len = n;
     s->reserved = 0;
-    s->n_pages = (n + m->block_size - 1) / m->block_size;
+    int32_t n_entries = (n + m->block_size - 1) / m->block_size;
+    s->n_tiles = n_entries > s->n_pages ? (n - s->n_pages * m->block_size + PAGED_TILE - 1) / PAGED_TILE : 0;
+    s->n_pages = n_entries - (s->n_tiles > 0);
 }
 
 static void model_free(struct model *m, struct model_seq *s) {
@@ -433,12 +671,13 @@ static void model_free(struct model *m, struct model_seq *s) {
     m->stale = s->handle;
     m->acting = NULL;
     s->handle = 0;
-    s->len = s->reserved = s->n_pages = 0;
+    s->len = s->reserved = s->n_pages = s->n_tiles = 0;
 }
 
 /* Every call with a handle that is not valid. */
 static void model_wrong_handle(struct model *m, paged_seq handle) {
     int64_t slot = -7;
+    bool waits;
     int32_t token = 1;
     paged_seq out = 12345;
     CHECK_EQ(paged_seq_free(m->cache, handle), PAGED_ERR_STALE);
@@ -452,6 +691,9 @@ static void model_wrong_handle(struct model *m, paged_seq handle) {
     CHECK_EQ(paged_seq_len(m->cache, handle), -1);
     CHECK_EQ(paged_seq_reserved(m->cache, handle), -1);
     CHECK_EQ(paged_seq_row(m->cache, handle), -1);
+    CHECK_EQ(paged_seq_first_k(m->cache, handle, 0), -1);
+    CHECK_EQ(paged_seq_waits(m->cache, handle), -1);
+    CHECK_EQ(paged_seq_promise(m->cache, handle, &(paged_namespace){0}, &token, 1, &waits), PAGED_ERR_STALE);
     CHECK(!paged_seq_tokens(m->cache, handle));
     CHECK(slot == -7 && out == 12345);
 }
@@ -464,11 +706,19 @@ static void model_open(struct model *m, const paged_cache_config *config) {
     with_events.event_user = m;
     if (paged_cache_create(&with_events, &m->cache, &err) != PAGED_OK)
         test_fail(__FILE__, __LINE__, "%s", err.message);
-    CHECK(m->cache->groups[0].n_ids <= MODEL_ENTRIES);
+    CHECK(m->cache->n_nodes_max <= MODEL_ENTRIES);
     m->n_groups = config->n_groups;
     m->block_size = config->block_size;
     m->max_seq_tokens = config->max_seq_tokens;
-    for (int32_t g = 0; g < m->n_groups; g++) CHECK_EQ(paged_cache_kv(m->cache, g, 0, &m->kv[g]), PAGED_OK);
+    m->tiles_a_block = config->packed_tails ? config->block_size / PAGED_TILE : 0;
+    CHECK(m->n_groups <= MODEL_GROUPS);
+    for (int32_t g = 0; g < m->n_groups; g++) {
+        m->n_layers[g] = config->groups[g].n_layers;
+        CHECK(m->n_layers[g] <= MODEL_LAYERS);
+        for (int32_t layer = 0; layer < m->n_layers[g]; layer++)
+            CHECK_EQ(paged_cache_kv(m->cache, g, layer, &m->kv[g][layer]), PAGED_OK);
+        m->windows[g] = config->groups[g].window;
+    }
 }
 
 /* Frees and evicts what is left; the pool is as it was when it was new. */

@@ -7,32 +7,43 @@ static uint32_t pick(uint64_t *rand, uint32_t n) {
     return (uint32_t)(paged__rand(rand) % n);
 }
 
-/* A pool of 2 … 40 blocks a group. K and V are one layer of one head in f32, so that the payload has room. */
+static int32_t random_window(uint64_t *rand, const paged_cache_config *config) {
+    return 1 + (int32_t)pick(rand, 3 * (uint32_t)config->block_size + 2);
+}
+
+/* A pool of 2 … 40 blocks a group. K and V are in f32, so that the payload has room. */
 static void open_random(struct model *m, uint64_t *rand) {
     static paged_group_config groups[3];
     static const int32_t block_sizes[] = {1, 2, 3, 4, 7, 8, 16, 32, 64};
     paged_cache_config config = {
         .struct_size = sizeof config, .groups = groups, .max_seqs = MODEL_SEQS, .poison = true};
-    bool equal = pick(rand, 2);
+    bool equal = pick(rand, 2), windowed = pick(rand, 2), any_window = false;
     int32_t n_blocks = 2 + (int32_t)pick(rand, 39);
     config.n_groups = 1 + (int32_t)pick(rand, 3);
     config.block_size = block_sizes[pick(rand, 9)];
+    config.packed_tails = config.block_size >= 32 && pick(rand, 4);
     for (int32_t g = 0; g < config.n_groups; g++) {
         int32_t head_dim = equal ? 1 : 1 + (int32_t)pick(rand, 4);
-        groups[g] = (paged_group_config){.n_layers = 1 + (int32_t)(equal ? 0 : pick(rand, 2)),
-                                         .n_kv_heads = 1,
-                                         .head_dim_k = head_dim,
-                                         .type = PAGED_TYPE_F32};
+        groups[g] =
+            (paged_group_config){.n_layers = 1 + (int32_t)(equal ? 0 : pick(rand, 2)),
+                                 .n_kv_heads = 1 + (int32_t)(equal ? 0 : pick(rand, 2)),
+                                 .layout = config.packed_tails ? PAGED_LAYOUT_PACKED : PAGED_LAYOUT_PLAIN,
+                                 .head_dim_k = head_dim,
+                                 .type = PAGED_TYPE_F32,
+                                 .window = windowed && pick(rand, 3) ? random_window(rand, &config) : 0};
+        any_window |= groups[g].window > 0;
     }
     int32_t n_tokens = n_blocks * config.block_size;
     config.pool_bytes = paged_pool_bytes_for(groups, config.n_groups, config.block_size, n_tokens);
     CHECK(config.pool_bytes > 0);
     config.max_seq_tokens = n_tokens + 3; /* longer than the pool, so that both refusals occur */
+    if (any_window)                       /* and so long that windows slide over more than the pool holds */
+        config.max_seq_tokens = (n_blocks > 60 / config.n_groups ? 60 : 3 * n_blocks) * config.block_size;
     memset(m, 0, sizeof *m);
     model_open(m, &config);
     if (pick(rand, 2)) paged__cache_shuffle(m->cache, *rand);
     if (pick(rand, 2)) paged__cache_cut_hash(m->cache, 15); /* collisions are certain */
-    if (config.n_groups == 1 || equal) m->n_pages_max = n_blocks;
+    if (config.n_groups == 1 || (equal && !any_window)) m->n_pages_max = n_blocks;
 }
 
 /* Tokens that may well be cached: what some row holds or held last, to some length, perhaps with an end of
@@ -44,6 +55,21 @@ static int32_t likely_tokens(const struct model *m, uint64_t *rand, int32_t *tok
     memcpy(tokens, s->tokens, (size_t)n * sizeof *tokens);
     for (int32_t i = n_same; i < n; i++) tokens[i] = (int32_t)pick(rand, 3);
     return n;
+}
+
+/* Promises what somebody else has promised, or something likely. */
+static void random_promise(struct model *m, struct model_seq *s, uint64_t *rand, int32_t space,
+                           int32_t *tokens, int32_t n) {
+    for (int32_t i = 0; i < MODEL_SEQS; i++) {
+        const struct model_seq *other = &m->seqs[i];
+        const paged__promise *promise = other->handle ? model_promise_of(m, other) : NULL;
+        if (!promise || promise->n_tokens <= other->len || pick(rand, 3) == 0) continue;
+        n = promise->n_tokens;
+        memcpy(tokens, m->cache->seqs[promise - m->cache->promises].tokens, (size_t)n * sizeof *tokens);
+        for (int32_t t = (int32_t)pick(rand, 2 * (uint32_t)n); t < n; t++) tokens[t] = (int32_t)pick(rand, 3);
+        break;
+    }
+    model_promise(m, s, space, tokens, n);
 }
 
 static void random_prefix_operation(struct model *m, uint64_t *rand) {
@@ -61,6 +87,13 @@ static void random_prefix_operation(struct model *m, uint64_t *rand) {
         for (int32_t i = 0; i < MODEL_SEQS; i++) {
             struct model_seq *s = &m->seqs[i];
             if (!s->handle || s->len || s->reserved || s->space >= 0) continue;
+            if (pick(rand, 2)) random_promise(m, s, rand, space, tokens, n);
+            if (paged_seq_waits(m->cache, s->handle) && pick(rand, 4)) break;
+            if (model_promise_of(m, s)->n_tokens > 0 && pick(rand, 4)) { /* as it promised */
+                const int32_t row = paged_seq_row(m->cache, s->handle);
+                n = m->cache->promises[row].n_tokens;
+                memcpy(tokens, m->cache->seqs[row].tokens, (size_t)n * sizeof *tokens);
+            }
             model_match(m, s, space, tokens, n);
             model_check_seq(m, s);
             break;
@@ -109,7 +142,7 @@ static void random_operation(struct model *m, uint64_t *rand) {
     if (s->handle) model_check_seq(m, s);
 }
 
-static uint64_t n_hits, n_tails, n_evicted; /* of all seeds */
+static uint64_t n_hits, n_tails, n_evicted, n_packed, n_loose, n_waits, n_handovers; /* of all seeds */
 
 static void one_seed(uint64_t seed, int32_t n_operations) {
     static struct model m;
@@ -127,6 +160,12 @@ static void one_seed(uint64_t seed, int32_t n_operations) {
     n_hits += m.n_hits;
     n_tails += m.n_tails;
     n_evicted += stats.n_evicted;
+    n_packed += m.n_packed;
+    n_waits += m.n_waits;
+    n_handovers += stats.n_handovers;
+    CHECK_EQ(stats.n_waits, m.n_waits);
+    n_loose += stats.n_evicted_blocks;
+    CHECK(stats.n_packed >= m.n_packed); /* those that were sealed besides */
     CHECK_EQ(stats.n_hit_tokens, m.n_hits);
     model_close(&m);
 }
@@ -137,6 +176,12 @@ static void random_operations(void) {
     test_seed = first;
     printf("%llu tokens reused, %llu tails copied, %llu entries evicted\n", (unsigned long long)n_hits,
            (unsigned long long)n_tails, (unsigned long long)n_evicted);
+    printf("%llu tails packed into blocks, %llu blocks of windows evicted\n", (unsigned long long)n_packed,
+           (unsigned long long)n_loose);
+    printf("%llu sequences waited for others, %llu took over\n", (unsigned long long)n_waits,
+           (unsigned long long)n_handovers);
+    CHECK(n_waits > n_seeds && n_handovers > n_seeds / 4);
+    CHECK(n_packed > 10 * n_seeds && n_loose > 10 * n_seeds);
     CHECK(n_hits > 100 * n_seeds && n_tails > 10 * n_seeds && n_evicted > 10 * n_seeds);
 }
 
