@@ -21,7 +21,7 @@ static float *run_stack(const paged__linear_job *base, const paged__act *act, in
 }
 
 /* Each token alone, one thread, reference kernels. */
-static float *run_alone(const paged__linear_job *base, const inputs *in, bool quantised, int64_t n_out) {
+static float *linear_alone(const paged__linear_job *base, const inputs *in, bool quantised, int64_t n_out) {
     CHECK(linear_isa_use(0));
     float *all = take((size_t)(N_TOKENS * n_out), sizeof *all);
     for (int32_t t = 0; t < N_TOKENS; t++) {
@@ -67,7 +67,7 @@ static void one_matrix(void) {
         weights v = weights_make((paged__weight_type)type, 77, quantised ? 768 : 601, true, 1, &rng);
         inputs in = inputs_make(N_TOKENS, v.w.n_cols, &rng);
         const paged__linear_job job = {.w = {&v.w}, .n_w = 1};
-        float *want = run_alone(&job, &in, quantised, 77);
+        float *want = linear_alone(&job, &in, quantised, 77);
         check_batches(&job, &in, quantised, 77, want);
         free(want);
         inputs_free(&in);
@@ -88,7 +88,7 @@ static void stacks(void) {
     for (int32_t e = 0; e < N_OUT; e++) bias[e] = draw_unit(&rng);
     for (int32_t i = 0; i < 3; i++) {
         const paged__linear_job job = {.w = {&v[i].w}, .n_w = 1, .bias = {i == 1 ? NULL : bias + before[i]}};
-        float *y = run_alone(&job, &in, true, n_rows[i]);
+        float *y = linear_alone(&job, &in, true, n_rows[i]);
         for (int32_t t = 0; t < N_TOKENS; t++)
             memcpy(want + t * N_OUT + before[i], y + t * n_rows[i], (size_t)n_rows[i] * sizeof *y);
         free(y);
@@ -115,7 +115,7 @@ static void epilogues(void) {
                                        .epilogue = (paged__epilogue)e,
                                        .residual = add ? residual.x : NULL,
                                        .residual_stride = residual.stride};
-        float *want = run_alone(&job, &in, true, 53);
+        float *want = linear_alone(&job, &in, true, 53);
         for (int32_t i = 0; i < N_TOKENS * 53; i++) CHECK(isfinite(want[i]));
         check_batches(&job, &in, true, 53, want);
         free(want);
@@ -135,7 +135,7 @@ static void poison(void) {
         weights v = weights_make((paged__weight_type)type, 40, 256, false, 1, &rng);
         inputs in = inputs_make(N_TOKENS, 256, &rng);
         const paged__linear_job job = {.w = {&v.w}, .n_w = 1};
-        float *want = run_alone(&job, &in, quantised, 40);
+        float *want = linear_alone(&job, &in, quantised, 40);
         for (int32_t i = 0; i < 3; i++) in.x[(i * 20 + 7) * in.stride + draw(&rng, 256)] = bad[i];
         for (int32_t isa = 0; isa < N_LINEAR_ISAS; isa++) {
             if (!linear_isa_use(isa)) continue;
