@@ -49,15 +49,15 @@ static void finish_row(const unit *u, int32_t r, float *state, const paged_attn_
     int32_t n_heads = attn->config.n_heads, dv = attn->config.head_dim_v;
     int64_t q = u->entry->q_first + r / attn->group, head = u->head * attn->group + r % attn->group;
     int64_t stride = io->out_stride ? io->out_stride : (int64_t)n_heads * dv;
-    float *out = io->out + q * stride + head * dv, lse = -INFINITY;
+    float *out = io->out + q * stride + head * dv;
     float l = paged__row_keys(attn, u->entry, r) > 0 ? *state_l(attn, state) : 0;
-    if (l != 0) {
+    if (l != 0)
         attn->kernels->divide(out, state, l, dv);
-        lse = (float)((*state_m(attn, state) + log2((double)l)) * 0.69314718055994530942);
-    } else {
+    else
         memset(out, 0, (size_t)dv * sizeof(float));
-    }
-    if (io->lse) io->lse[q * n_heads + head] = lse;
+    if (!io->lse) return;
+    double lse = l != 0 ? (*state_m(attn, state) + log2((double)l)) * 0.69314718055994530942 : -INFINITY;
+    io->lse[q * n_heads + head] = (float)lse;
 }
 
 /* ---- a split of a unit ---- */
@@ -162,16 +162,23 @@ static int32_t attend_split(const unit *u, const paged__scratch *scratch, int32_
 
 /* ---- a unit ---- */
 
+static const float *q_row(const unit *u, const paged_attn_io *io, int32_t r) {
+    const paged_attn_config *c = &u->attn->config;
+    int64_t stride = io->q_stride ? io->q_stride : (int64_t)c->n_heads * c->head_dim_k;
+    int64_t head = u->head * u->attn->group + r % u->attn->group;
+    return io->q + (u->entry->q_first + r / u->attn->group) * stride + head * c->head_dim_k;
+}
+
 /* Queries into rows [query, head of the group], scaled, so that exp2 of a score is exp of the scaled
  * product. */
 static void load_queries(const unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
     void (*load_q)(void *, const float *, float, int32_t) = attn->kernels->of[attn->config.type]->load_q;
     int32_t dk = attn->config.head_dim_k;
-    int64_t stride = io->q_stride ? io->q_stride : (int64_t)attn->config.n_heads * dk;
     for (int32_t r = 0; r < u->entry->n_rows; r++) {
-        int64_t head = u->head * attn->group + r % attn->group;
-        const float *src = io->q + (u->entry->q_first + r / attn->group) * stride + head * dk;
+        /* Rows lie far apart, where no hardware prefetcher looks. */
+        const float *src = q_row(u, io, r), *ahead = q_row(u, io, PAGED_MIN(r + 8, u->entry->n_rows - 1));
+        for (int32_t d = 0; d < dk; d += 16) __builtin_prefetch(ahead + d);
         load_q(scratch->q + r * attn->q_stride, src, attn->scale_log2, dk);
         scratch->n_keys[r] = paged__row_keys(attn, u->entry, r);
     }
