@@ -40,6 +40,7 @@ typedef struct spec {
     int32_t shuffled;      /* 1: physical blocks in random order */
     int32_t contiguous;    /* 1: K of a head is one run of bytes, layer after layer; 0: block-major */
     int32_t gather;        /* 1: each layer is first copied to one run of bytes */
+    int32_t write;         /* 1: each layer first writes the keys and values of its queries; needs `data` */
     int32_t n_lens, *lens; /* lens=a,b,…: keys of each sequence, instead of batch and ctx */
     paged_type type;       /* type=f16|f32|bf16|i8 */
     paged_layout layout;   /* layout=packed|plain */
@@ -66,7 +67,9 @@ typedef struct slot {
     paged_attn *attn;
     paged_shared shared;
     paged_batch batch;
-    float *q, *out; /* [queries, heads, dim] */
+    float *q, *out;           /* [queries, heads, dim] */
+    float *fresh_k, *fresh_v; /* write: [queries, kv_heads, dim] */
+    int64_t *fresh_slots;     /* write: [queries] */
 } slot;
 
 static team threads;
@@ -126,7 +129,7 @@ static spec parse_spec(char *words, int32_t *lens) {
                    {"ctx", &s.ctx},           {"q", &s.q},
                    {"shared", &s.shared},     {"cascade", &s.cascade},
                    {"shuffled", &s.shuffled}, {"contiguous", &s.contiguous},
-                   {"gather", &s.gather}};
+                   {"gather", &s.gather},     {"write", &s.write}};
     for (char *rest = NULL, *word = strtok_r(words, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
         char *value = strchr(word, '=');
         if (!value) quit("`%s` is no KEY=VALUE", word);
@@ -155,6 +158,7 @@ static spec parse_spec(char *words, int32_t *lens) {
     if (s.heads < 1 || s.kv_heads < 1 || s.dim < 1 || s.block < 1 || s.layers < 1 || s.layers > LAYERS_MAX)
         quit("heads %d, kv_heads %d, dim %d, block %d, layers %d", s.heads, s.kv_heads, s.dim, s.block,
              s.layers);
+    if (s.write && !s.data) quit("write=1 needs data");
     if (s.shared % s.block) quit("shared=%d is no multiple of block=%d", s.shared, s.block);
     return s;
 }
@@ -274,6 +278,11 @@ typedef struct fill {
     bool is_pattern;
 } fill;
 
+static int64_t slot_of(const slot *s, int32_t seq, int32_t token) {
+    return (int64_t)s->table[seq * s->max_blocks + token / s->spec.block] * s->spec.block +
+           token % s->spec.block;
+}
+
 /* Layer 0 is written as an engine writes it, in chunks of tokens that the threads divide among them. */
 static void fill_layer_0(void *arg, team *t, int32_t ith) {
     const fill *f = arg;
@@ -283,11 +292,7 @@ static void fill_layer_0(void *arg, team *t, int32_t ith) {
     for (int32_t i = 0; i < s->spec.n_lens; before += s->lens[i++]) {
         for (int32_t begin = 0; begin < s->lens[i]; begin += PATTERN) {
             int32_t n = PAGED_MIN(PATTERN, s->lens[i] - begin);
-            for (int32_t j = 0; j < n; j++) {
-                int32_t token = begin + j;
-                at[j] = (int64_t)s->table[i * s->max_blocks + token / s->spec.block] * s->spec.block +
-                        token % s->spec.block;
-            }
+            for (int32_t j = 0; j < n; j++) at[j] = slot_of(s, i, begin + j);
             int64_t first = f->is_pattern ? 0 : (before + begin) * row;
             paged_kv_write(&s->kv[0], f->k + first, 0, f->v + first, 0, at, n, ith, t->n);
         }
@@ -306,6 +311,22 @@ static void copy_layers(void *arg, team *t, int32_t ith) {
         for (int32_t b = ith; b < n; b += t->n) memcpy(s->kv[l].k + b * stride, kv->k + b * stride, layer);
 }
 
+/* Keys and values of the last q tokens of every sequence, of all. */
+static void take_fresh(slot *s, const float *k, const float *v) {
+    const int64_t row = (int64_t)s->spec.kv_heads * s->spec.dim, n_q = s->cu[s->spec.n_lens], q = s->spec.q;
+    s->fresh_k = take((size_t)(n_q * row), sizeof(float));
+    s->fresh_v = take((size_t)(n_q * row), sizeof(float));
+    s->fresh_slots = take((size_t)n_q, sizeof *s->fresh_slots);
+    int64_t before = 0;
+    for (int32_t i = 0; i < s->spec.n_lens; before += s->lens[i++]) {
+        int64_t from = (before + s->lens[i] - q) * row, to = s->cu[i] * row;
+        memcpy(s->fresh_k + to, k + from, (size_t)(q * row) * sizeof(float));
+        memcpy(s->fresh_v + to, v + from, (size_t)(q * row) * sizeof(float));
+        for (int32_t j = 0; j < q; j++)
+            s->fresh_slots[s->cu[i] + j] = slot_of(s, i, s->lens[i] - (int32_t)q + j);
+    }
+}
+
 static void fill_cache(slot *s) {
     const spec *c = &s->spec;
     const size_t row = (size_t)c->kv_heads * (size_t)c->dim, n_q = (size_t)s->cu[c->n_lens];
@@ -314,14 +335,16 @@ static void fill_cache(slot *s) {
     s->q = take(q_floats, sizeof(float));
     s->out = take(q_floats, sizeof(float));
     if (c->data) {
-        size_t n_keys = 0;
-        for (int32_t i = 0; i < c->n_lens; i++) n_keys += (size_t)s->lens[i];
-        file_map q = map_file(c->data, "q.f32", q_floats), k = map_file(c->data, "k.f32", n_keys * row),
-                 v = map_file(c->data, "v.f32", n_keys * row);
+        int64_t n_keys = 0;
+        for (int32_t i = 0; i < c->n_lens; i++) n_keys += s->lens[i];
+        file_map q = map_file(c->data, "q.f32", q_floats),
+                 k = map_file(c->data, "k.f32", (size_t)n_keys * row),
+                 v = map_file(c->data, "v.f32", (size_t)n_keys * row);
         memcpy(s->q, q.data, q_floats * sizeof(float));
         f.k = k.data;
         f.v = v.data;
         team_do(&threads, fill_layer_0, &f);
+        if (c->write) take_fresh(s, k.data, v.data);
         unmap_file(&q);
         unmap_file(&k);
         unmap_file(&v);
@@ -346,6 +369,9 @@ static void close_slot(slot *s) {
     if (s->bytes) munmap(s->bytes, s->size_bytes);
     paged__free(s->table);
     paged__free(s->q);
+    paged__free(s->fresh_k);
+    paged__free(s->fresh_v);
+    paged__free(s->fresh_slots);
     paged__free(s->out);
     *s = (slot){0};
 }
@@ -386,6 +412,7 @@ static paged_status plan(slot *s, paged_error *err) {
 
 static paged_status fill_slot(slot *s, paged_error *err) {
     const spec *c = &s->spec;
+    if (c->gather) return paged__fail(err, PAGED_ERR_UNSUPPORTED, "there is no gathering yet");
     paged_status status = make_attention(s, err);
     if (status) return status;
     int32_t n_blocks = fill_table(s);
@@ -450,6 +477,11 @@ static void run_job(void *arg, team *t, int32_t ith) {
     const bool merges = paged_attn_needs_merge(s->attn);
     for (int32_t n = 0; n < r->n_times; n++) {
         for (int32_t l = 0; l < s->spec.layers; l++) {
+            if (s->fresh_slots) {
+                paged_kv_write(&s->kv[l], s->fresh_k, 0, s->fresh_v, 0, s->fresh_slots, s->cu[s->spec.n_lens],
+                               ith, t->n);
+                team_wait(t);
+            }
             paged_attn_run(s->attn, &s->kv[l], &io, ith, t->n);
             team_wait(t);
             if (!merges) continue;
