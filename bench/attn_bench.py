@@ -39,26 +39,31 @@ def cold_layers(spec, element_bytes, n_keys=None):
     return min(LAYERS_MAX, math.ceil(COLD_BYTES / (2 * keys * spec["kv_heads"] * spec["dim"] * element_bytes)))
 
 
+def time_of(answer, threads, loaded):
+    """Seconds; beside other work those that the threads were given, which tell more than the clock on the wall."""
+    return answer["cpu_seconds"] / threads if loaded else answer["seconds"]
+
+
 class Cache:
     """A cache that is open in a side. `skip` says why it is not."""
 
-    def __init__(self, side, name, spec):
-        self.side, self.name, self.spec = side, name, spec
+    def __init__(self, side, name, spec, loaded=False):
+        self.side, self.name, self.spec, self.loaded = side, name, spec, loaded
         words = " ".join(f"{key}={value}" for key, value in spec.items())
         self.opened = side.ask(f"open {name} {words}")
         self.skip = self.opened.get("skip")
         self.bytes = self.opened.get("bytes")
 
     def run(self, times=1):
-        return self.call(f"run {self.name} {times}")
+        return self.call(f"run {self.name} {times}", CPUS)
 
     def plan(self, times):
-        return self.call(f"plan {self.name} {times}")
+        return self.call(f"plan {self.name} {times}", 1)
 
-    def call(self, line):
+    def call(self, line, threads):
         """The answer, with the time of one call."""
         answer = self.side.ask(line)
-        return {**answer, "call_s": answer["seconds"] / answer["calls"]}
+        return {**answer, "call_s": time_of(answer, threads, self.loaded) / answer["calls"]}
 
     def out(self, path):
         self.side.ask(f"out {self.name} {path}")
@@ -119,11 +124,14 @@ class Bench:
         opened = {}
         try:
             for name, spec in caches.items():
-                opened[name] = Cache(side or self.ours, name, spec)
+                opened[name] = self.cache(side or self.ours, name, spec)
             yield opened
         finally:
             for cache in opened.values():
                 cache.close()
+
+    def cache(self, side, name, spec):
+        return Cache(side, name, spec, self.options.loaded)
 
     def other_side(self, name, command, env=None):
         side = Side(name, command, env)
@@ -137,7 +145,8 @@ class Bench:
         answer = self.ours.ask("probe" if kind == "memory" else f"peak {kind}")
         if "skip" in answer:
             return None
-        return {"rate": answer.get("bytes", answer.get("ops")) / answer["seconds"], "clean": is_clean(answer)}
+        seconds = time_of(answer, CPUS, self.options.loaded)
+        return {"rate": answer.get("bytes", answer.get("ops")) / seconds, "clean": is_clean(answer)}
 
     def round(self, steps, kind, threads):
         """The answers of one round, and whether it counts."""

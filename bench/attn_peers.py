@@ -14,7 +14,7 @@ import tempfile
 
 import numpy as np
 
-from attn_bench import ELEMENT_BYTES, PAUSE_S, Cache, cold_layers, shape
+from attn_bench import cold_layers, shape
 from attn_cases import CONTEXT, GQA_4, HEADS, MHA, by_regime, paged
 from rounds import CPUS, ROOT
 
@@ -140,7 +140,7 @@ class Choices:
         """(seconds, which one, program, setting), or None where it fails or computes something else."""
         name = f"{TITLES[program.peer]} {program.prefix}{setting}"
         self.bench.progress.show(f"{self.bench.label}: trying {name}")
-        cache = Cache(program.side, "try", {**data.spec, "setting": setting, "layers": 2, "data": data.folder})
+        cache = self.bench.cache(program.side, "try", {**data.spec, "setting": setting, "layers": 2, "data": data.folder})
         if cache.skip:
             self.bench.progress.say(f"{name} is left out: {cache.skip}")
             return None
@@ -178,7 +178,7 @@ def beside_peers(bench, choices, case, spec, ours, musts, kind=None):
             if best:
                 program, setting = best[1:3]
                 layers = 1 if spec["q"] > 1 else cold_layers(spec, KV_BYTES[kv_type_of(setting)])
-                cache = Cache(program.side, "case", {**spec, "setting": setting, "layers": layers, "data": data.folder})
+                cache = bench.cache(program.side, "case", {**spec, "setting": setting, "layers": layers, "data": data.folder})
                 stack.callback(cache.close)
                 if not cache.skip and data.error(cache) <= TOLERANCE[kv_type_of(setting)]:
                     chosen[peer] = cache, f"{program.version}, {program.prefix}{setting}"
