@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "ops/attn.h"
+#include "ops/tables.h"
 
 /* Far above what anyone needs, and low enough that no product below overflows 64 bits. */
 enum {
@@ -11,7 +12,6 @@ enum {
     MAX_KEYS = 1 << 27,
     MAX_BLOCK_SIZE = 1024
 };
-#define MAX_STRIDE ((int64_t)1 << 30) /* entries of a table */
 
 #define INVALID(...) return paged__fail(err, PAGED_ERR_INVALID_ARG, __VA_ARGS__)
 
@@ -80,18 +80,26 @@ static size_t round_up_16(size_t n) {
 static size_t place_scratch(const paged_attn *attn, float *at, paged__scratch *out) {
     size_t rows = (size_t)attn->rows_max, dk = (size_t)attn->config.head_dim_k,
            dv = (size_t)attn->config.head_dim_v;
-    float **arrays[] = {&out->q, &out->s, &out->l, &out->acc, &out->cur, &out->k_tiles, &out->v_tiles};
-    size_t sizes[] = {rows * dk,
+    float *q, *p,
+        **arrays[] = {&q,          &p, &out->s, &out->l, &out->acc, &out->cur, &out->k_tiles, &out->v_tiles,
+                      &out->narrow};
+    size_t sizes[] = {rows * (size_t)attn->q_stride / sizeof(float),
+                      rows * (size_t)attn->p_stride / sizeof(float),
                       rows * PAGED_ATTN_STEP,
                       rows * PAGED__L_LANES,
                       rows * (size_t)attn->state_floats,
                       rows * (size_t)attn->state_floats,
-                      PAGED_ATTN_STEP * dk,
-                      PAGED_ATTN_STEP * dv};
+                      PAGED_ATTN_STEP * (dk + 1),
+                      PAGED_ATTN_STEP * dv,
+                      PAGED_TILE * (PAGED_MAX(dk, dv) + 1)};
     size_t total = 0;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (at) *arrays[i] = at + total;
         total += round_up_16(sizes[i]);
+    }
+    if (at) {
+        out->q = (uint8_t *)q;
+        out->p = (uint8_t *)p;
     }
     return total;
 }
@@ -109,13 +117,16 @@ static paged_status take_memory(paged_attn *attn, paged_error *err) {
     attn->scratch = paged__calloc(n_threads, sizeof *attn->scratch);
     attn->scratch_memory = paged__calloc(n_threads * n_scratch, sizeof(float));
     attn->n_keys_memory = paged__calloc(n_threads * rows, sizeof(int32_t));
+    attn->seen_memory = paged__calloc(n_threads * rows, sizeof(paged__range));
     attn->workspace = paged__alloc(n_workspace, sizeof(float));
-    if (!attn->entries || !attn->scratch || !attn->scratch_memory || !attn->n_keys_memory || !attn->workspace)
+    if (!attn->entries || !attn->scratch || !attn->scratch_memory || !attn->n_keys_memory ||
+        !attn->seen_memory || !attn->workspace)
         return paged__fail(err, PAGED_ERR_NO_MEMORY, "attention needs %zu bytes for %zu threads and %d keys",
                            (n_threads * n_scratch + n_workspace) * sizeof(float), n_threads, c->max_k);
     for (size_t i = 0; i < n_threads; i++) {
         place_scratch(attn, attn->scratch_memory + i * n_scratch, &attn->scratch[i]);
         attn->scratch[i].n_keys = attn->n_keys_memory + i * rows;
+        attn->scratch[i].seen = attn->seen_memory + i * rows;
     }
     return PAGED_OK;
 }
@@ -132,6 +143,8 @@ paged_status paged_attn_create(const paged_attn_config *config, paged_attn **out
     if (!attn) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for an attention object");
     attn->config = c;
     attn->kernels = paged__kernels_choose(paged_cpu_flags());
+    attn->q_stride = attn->kernels->of[c.type]->q_bytes(c.head_dim_k);
+    attn->p_stride = attn->kernels->of[c.type]->p_bytes;
     attn->scale_log2 = (float)(c.scale * 1.44269504088896340736);
     attn->group = c.n_heads / c.n_kv_heads;
     attn->q_tile = PAGED_MIN(PAGED_MAX(PAGED__UNIT_ROWS / attn->group, 1), c.max_q);
@@ -152,6 +165,7 @@ paged_status paged_attn_create(const paged_attn_config *config, paged_attn **out
 void paged_attn_free(paged_attn *attn) {
     if (!attn) return;
     paged__free(attn->workspace);
+    paged__free(attn->seen_memory);
     paged__free(attn->n_keys_memory);
     paged__free(attn->scratch_memory);
     paged__free(attn->scratch);
@@ -162,7 +176,8 @@ void paged_attn_free(paged_attn *attn) {
 /* ---- plan ---- */
 
 /* The cache must be the one that the object was made for. */
-static paged_status check_kv(const paged_attn_config *c, const paged_kv *kv, paged_error *err) {
+static paged_status check_kv(const paged_attn_config *c, const paged_batch *batch, const paged_kv *kv,
+                             paged_error *err) {
     const struct {
         const char *name;
         int32_t is, planned;
@@ -175,45 +190,20 @@ static paged_status check_kv(const paged_attn_config *c, const paged_kv *kv, pag
         if (pairs[i].is != pairs[i].planned)
             INVALID("%s of the cache is %d, the attention object was made for %d", pairs[i].name, pairs[i].is,
                     pairs[i].planned);
-    return paged__kv_check(kv, err);
+    return paged__kv_check_tabled(kv, &batch->tables, err);
 }
 
-static paged_status check_tables(const paged_attn_config *c, const paged_batch *batch, paged_error *err) {
+static paged_status check_batch(const paged_attn_config *c, const paged_batch *batch, const paged_kv *kv,
+                                paged_error *err) {
     const paged_tables *t = &batch->tables;
-    int64_t n_head_rows = t->head_stride ? c->n_kv_heads : 1;
-    if (t->n_seqs < 0 || t->max_blocks < 0) INVALID("n_seqs is %d, max_blocks %d", t->n_seqs, t->max_blocks);
+    paged_status status = paged__tables_check(kv, t, err);
+    if (status || t->n_seqs == 0) return status;
     if (t->n_seqs > c->max_seqs)
         return paged__fail(err, PAGED_ERR_LIMIT, "%d sequences, made for %d", t->n_seqs, c->max_seqs);
-    if (t->n_seqs == 0) return PAGED_OK;
+    if (!batch->cu_seqlens_q) INVALID("cu_seqlens_q is NULL");
+    if (batch->cu_seqlens_q[0] != 0) INVALID("cu_seqlens_q[0] is %d, not 0", batch->cu_seqlens_q[0]);
     if (t->first_k || t->tail_tiles || batch->n_shared)
         return paged__fail(err, PAGED_ERR_UNSUPPORTED, "windows, packed tails, cascade are not there yet");
-    if (!batch->cu_seqlens_q || !t->seqlens_k || !t->blocks)
-        INVALID("%s is NULL", !batch->cu_seqlens_q ? "cu_seqlens_q" : !t->seqlens_k ? "seqlens_k" : "blocks");
-    if (t->head_stride < 0 || t->head_stride > MAX_STRIDE ||
-        (t->head_stride && t->head_stride < t->max_blocks))
-        INVALID("head_stride is %lld with rows of %d blocks", (long long)t->head_stride, t->max_blocks);
-    /* One sequence in row 0 needs no stride. */
-    if ((t->n_seqs > 1 || t->rows) &&
-        (t->seq_stride > MAX_STRIDE || t->seq_stride < (n_head_rows - 1) * t->head_stride + t->max_blocks))
-        INVALID("seq_stride is %lld with %lld rows of %d blocks a sequence", (long long)t->seq_stride,
-                (long long)n_head_rows, t->max_blocks);
-    if (batch->cu_seqlens_q[0] != 0) INVALID("cu_seqlens_q[0] is %d, not 0", batch->cu_seqlens_q[0]);
-    return PAGED_OK;
-}
-
-/* Every entry of the table that the n_keys keys of a sequence lie in. */
-static paged_status check_blocks(const paged_attn_config *c, const paged_tables *t, int32_t seq,
-                                 const paged_kv *kv, paged_error *err) {
-    int64_t row = t->rows ? t->rows[seq] : seq;
-    int32_t n_blocks = (int32_t)(((int64_t)t->seqlens_k[seq] + c->block_size - 1) / c->block_size);
-    for (int32_t head = 0; head < (t->head_stride ? c->n_kv_heads : 1); head++) {
-        const int32_t *blocks = t->blocks + row * t->seq_stride + head * t->head_stride;
-        for (int32_t i = 0; i < n_blocks; i++)
-            if ((uint32_t)blocks[i] >= (uint32_t)kv->n_blocks)
-                INVALID("sequence %d (row %lld, KV head %d): entry %d of its table is %d, not in 0 ... %d, "
-                        "with %d keys",
-                        seq, (long long)row, head, i, blocks[i], kv->n_blocks - 1, t->seqlens_k[seq]);
-    }
     return PAGED_OK;
 }
 
@@ -226,15 +216,9 @@ static paged_status check_seq(const paged_attn_config *c, const paged_batch *bat
     if (q_end > c->max_q)
         return paged__fail(err, PAGED_ERR_LIMIT, "sequence %d: query %d is beyond max_q %d", seq, q_end - 1,
                            c->max_q);
-    if (n_keys < 0) INVALID("sequence %d: seqlens_k is %d", seq, n_keys);
     if (n_keys > c->max_k)
         return paged__fail(err, PAGED_ERR_LIMIT, "sequence %d: %d keys, made for %d", seq, n_keys, c->max_k);
-    if (n_keys > (int64_t)t->max_blocks * c->block_size)
-        INVALID("sequence %d: %d keys do not fit %d blocks of %d", seq, n_keys, t->max_blocks, c->block_size);
-    if (t->rows && t->rows[seq] < 0) INVALID("sequence %d: row %d", seq, t->rows[seq]);
-    if (q_end == q_begin || n_keys == 0) return PAGED_OK; /* nothing is read */
-    if (!kv->k || !kv->v) INVALID("%s of the cache is NULL", kv->k ? "v" : "k");
-    return check_blocks(c, t, seq, kv, err);
+    return paged__tables_check_seq(kv, t, seq, q_end == q_begin ? n_keys : 0, err);
 }
 
 static void add_entries(paged_attn *attn, const paged_batch *batch, int32_t seq) {
@@ -262,8 +246,8 @@ paged_status paged_attn_plan(paged_attn *attn, const paged_batch *batch, const p
     attn->n_entries = 0;
     attn->cost = 0;
     attn->needs_merge = false;
-    paged_status status = check_kv(&attn->config, kv, err);
-    if (!status) status = check_tables(&attn->config, batch, err);
+    paged_status status = check_kv(&attn->config, batch, kv, err);
+    if (!status) status = check_batch(&attn->config, batch, kv, err);
     for (int32_t seq = 0; !status && seq < batch->tables.n_seqs; seq++)
         status = check_seq(&attn->config, batch, seq, kv, err);
     if (status) return status;

@@ -175,6 +175,25 @@ static inline void dense_row(const world *w, int32_t seq, int32_t i, int32_t hea
 
 /* ---- places ---- */
 
+/* The table of kv.h: element d of slot offset o. */
+static inline int64_t kv_element(const paged_kv *kv, bool value, int64_t o, int64_t d) {
+    int64_t t = o / 16, i = o % 16, hd = value ? kv->head_dim_v : kv->head_dim_k;
+    if (kv->layout == PAGED_LAYOUT_PLAIN) return o * hd + d;
+    if (kv->type != PAGED_TYPE_BF16) return value ? t * 16 * hd + i * hd + d : t * 16 * hd + d * 16 + i;
+    return value ? t * 16 * hd + (i / 2) * 2 * hd + d * 2 + i % 2
+                 : t * 16 * hd + (d / 2) * 32 + i * 2 + d % 2;
+}
+
+/* The bits of one element, as they lie in the cache. */
+static inline uint32_t kv_bits_at(const paged_kv *kv, bool value, int64_t slot, int64_t head, int64_t d) {
+    int64_t elem = kv->type == PAGED_TYPE_F32 ? 4 : 2, block = slot / kv->block_size,
+            o = slot % kv->block_size;
+    const uint8_t *base = (value ? kv->v + head * kv->v_head_stride : kv->k + head * kv->k_head_stride);
+    uint32_t bits = 0;
+    memcpy(&bits, base + block * kv->block_stride + kv_element(kv, value, o, d) * elem, (size_t)elem);
+    return bits;
+}
+
 static inline paged_kv view_of_head(const paged_kv *kv, int32_t head) {
     paged_kv view = *kv;
     view.k += head * kv->k_head_stride;
