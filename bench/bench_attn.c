@@ -63,13 +63,15 @@ typedef struct slot {
     uint8_t *bytes; /* all layers */
     size_t size_bytes;
     paged_kv kv[LAYERS_MAX];
+    paged_kv dense;     /* gather: a layer of one sequence, each head's keys and values one run of bytes */
     double layer_bytes; /* of K and V that one run reads, each once */
     paged_attn *attn;
     paged_shared shared;
-    paged_batch batch;
-    float *q, *out;           /* [queries, heads, dim] */
-    float *fresh_k, *fresh_v; /* write: [queries, kv_heads, dim] */
-    int64_t *fresh_slots;     /* write: [queries] */
+    paged_batch batch, dense_batch; /* dense_batch: over `dense`, block i in place i */
+    int32_t *dense_table;           /* [max_blocks] */
+    float *q, *out;                 /* [queries, heads, dim] */
+    float *fresh_k, *fresh_v;       /* write: [queries, kv_heads, dim] */
+    int64_t *fresh_slots;           /* write: [queries] */
 } slot;
 
 static team threads;
@@ -159,6 +161,8 @@ static spec parse_spec(char *words, int32_t *lens) {
         quit("heads %d, kv_heads %d, dim %d, block %d, layers %d", s.heads, s.kv_heads, s.dim, s.block,
              s.layers);
     if (s.write && !s.data) quit("write=1 needs data");
+    if (s.gather && (s.n_lens != 1 || s.contiguous || s.type == PAGED_TYPE_I8))
+        quit("gather=1 is for one sequence in the pool, and not for i8");
     if (s.shared % s.block) quit("shared=%d is no multiple of block=%d", s.shared, s.block);
     return s;
 }
@@ -260,6 +264,24 @@ static file_map map_file(const char *folder, const char *name, size_t n_floats) 
 
 static void unmap_file(const file_map *map) {
     munmap((void *)(uintptr_t)map->data, map->size_bytes);
+}
+
+/* Where a layer is gathered to. Sequence 0 only. */
+static bool map_dense(slot *s) {
+    const spec *c = &s->spec;
+    int64_t piece = s->kv[0].k_head_stride, n = s->max_blocks;
+    s->dense = s->kv[0];
+    s->dense.k = probe_map((size_t)(2 * c->kv_heads * piece * n));
+    if (!s->dense.k) return false;
+    s->dense.v = s->dense.k + c->kv_heads * piece * n;
+    s->dense.n_blocks = s->max_blocks;
+    s->dense.block_stride = piece;
+    s->dense.k_head_stride = s->dense.v_head_stride = piece * n;
+    s->dense_table = take((size_t)n, sizeof *s->dense_table);
+    for (int32_t i = 0; i < s->max_blocks; i++) s->dense_table[i] = i;
+    s->dense_batch = s->batch;
+    s->dense_batch.tables.blocks = s->dense_table;
+    return true;
 }
 
 /* Sums of four are near enough to a normal distribution with deviation 1. */
@@ -367,6 +389,8 @@ static void fill_cache(slot *s) {
 static void close_slot(slot *s) {
     paged_attn_free(s->attn);
     if (s->bytes) munmap(s->bytes, s->size_bytes);
+    if (s->dense.k) munmap(s->dense.k, (size_t)(2 * s->spec.kv_heads * s->dense.k_head_stride));
+    paged__free(s->dense_table);
     paged__free(s->table);
     paged__free(s->q);
     paged__free(s->fresh_k);
@@ -402,17 +426,18 @@ static paged_status make_attention(slot *s, paged_error *err) {
                                       .n_threads_max = threads.n,
                                       .max_q = s->cu[c->n_lens],
                                       .max_seqs = c->n_lens,
-                                      .max_k = max_k};
+                                      .max_k = max_k,
+                                      .max_shared_q = c->cascade ? s->cu[c->n_lens] : 0};
     return paged_attn_create(&config, &s->attn, err);
 }
 
 static paged_status plan(slot *s, paged_error *err) {
+    if (s->spec.gather) return paged_attn_plan(s->attn, &s->dense_batch, &s->dense, err);
     return paged_attn_plan(s->attn, &s->batch, &s->kv[0], err);
 }
 
 static paged_status fill_slot(slot *s, paged_error *err) {
     const spec *c = &s->spec;
-    if (c->gather) return paged__fail(err, PAGED_ERR_UNSUPPORTED, "there is no gathering yet");
     paged_status status = make_attention(s, err);
     if (status) return status;
     int32_t n_blocks = fill_table(s);
@@ -428,7 +453,10 @@ static paged_status fill_slot(slot *s, paged_error *err) {
                                         .max_blocks = s->max_blocks},
                              .n_shared = c->cascade,
                              .shared = &s->shared};
+    if (c->gather && !map_dense(s))
+        return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory to gather %d blocks", s->max_blocks);
     status = plan(s, err);
+    if (!status && c->gather) status = paged_kv_gather(&s->kv[0], &s->batch.tables, 0, &s->dense, 0, 1, err);
     if (!status) fill_cache(s);
     return status;
 }
@@ -482,7 +510,13 @@ static void run_job(void *arg, team *t, int32_t ith) {
                                ith, t->n);
                 team_wait(t);
             }
-            paged_attn_run(s->attn, &s->kv[l], &io, ith, t->n);
+            const paged_kv *kv = &s->kv[l];
+            if (s->spec.gather) {
+                paged_kv_gather(kv, &s->batch.tables, 0, &s->dense, ith, t->n, NULL);
+                team_wait(t);
+                kv = &s->dense;
+            }
+            paged_attn_run(s->attn, kv, &io, ith, t->n);
             team_wait(t);
             if (!merges) continue;
             paged_attn_merge(s->attn, &io, ith, t->n);
