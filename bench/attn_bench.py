@@ -69,7 +69,7 @@ class Cache:
         self.side.ask(f"out {self.name} {path}")
 
     def close(self):
-        if not self.skip:
+        if not self.skip and not self.side.ended:
             self.side.ask(f"close {self.name}")
 
 
@@ -174,7 +174,7 @@ class Bench:
         after so many seconds."""
         quick = self.options.quick
         wanted = (15 if quick else 40) if wanted is None else min(wanted, 30) if quick else wanted
-        give_up = time.monotonic() + (min(seconds, 4) if quick else seconds)
+        give_up = time.monotonic() + (min(seconds, 3) if quick else seconds)
         by_regime, n = {}, 0
         while True:
             best = max(by_regime.values(), key=len, default=[])
@@ -192,10 +192,10 @@ class Bench:
         return Rounds(clean, regime, n - len(clean), self.options.loaded)
 
     def skipped(self, case, metric, unit, why, must=None, aim=None, better="higher"):
-        """The row of something that is not there."""
+        """The row of something that is not there; `why` becomes its note."""
         if isinstance(must, dict):
             must, aim = must["slow"], aim and aim["slow"]
-        return row("attn", case, metric, unit, [], must, aim, better, regime=None, note=f"not built: {why}")
+        return row("attn", case, metric, unit, [], must, aim, better, regime=None, note=why)
 
     def close(self):
         for side in [self.ours, *self.others]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from attn_bench import cold_layers, shape
 from attn_cases import CONTEXT, GQA_4, HEADS, MHA, by_regime, paged
-from rounds import CPUS, ROOT
+from rounds import CPUS, ROOT, Ended
 
 NAMES = "vllm", "openvino", "onnxruntime", "ggml"
 TITLES = {"vllm": "vLLM CPU", "openvino": "OpenVINO", "onnxruntime": "ONNX Runtime", "ggml": "ggml"}
@@ -125,7 +125,7 @@ class Choices:
         return [(program, setting) for setting in SETTINGS[peer][width] for program in programs]
 
     def best(self, peer, kind, width, data):
-        """(program, setting, relative error), or None where the peer has nothing for it."""
+        """(program, setting), or None where the peer has nothing for it."""
         if (peer, kind) in self.known:
             return self.known[peer, kind]
         candidates = self.candidates(peer, width)
@@ -133,13 +133,20 @@ class Choices:
             candidates = candidates[:1]
         tried = [self.attempt(program, setting, data) for program, setting in candidates]
         right = [each for each in tried if each]
-        self.known[peer, kind] = min(right)[1:] if right else None
+        self.known[peer, kind] = min(right, key=lambda each: each[0])[1:] if right else None
         return self.known[peer, kind]
 
     def attempt(self, program, setting, data):
-        """(seconds, which one, program, setting), or None where it fails or computes something else."""
+        """(seconds, program, setting), or None where it fails or computes something else."""
         name = f"{TITLES[program.peer]} {program.prefix}{setting}"
         self.bench.progress.show(f"{self.bench.label}: trying {name}")
+        try:
+            return self.time_setting(program, setting, data, name)
+        except Ended as reason:
+            self.bench.progress.say(f"{name} is left out: {reason}")
+            return None
+
+    def time_setting(self, program, setting, data, name):
         cache = self.bench.cache(program.side, "try", {**data.spec, "setting": setting, "layers": 2, "data": data.folder})
         if cache.skip:
             self.bench.progress.say(f"{name} is left out: {cache.skip}")
@@ -150,39 +157,60 @@ class Choices:
                 self.bench.progress.say(f"{name} is left out: its relative error is {error:.2g}")
                 return None
             seconds = min(cache.run()["seconds"] for _ in range(3))
-            return seconds, id(program), program, setting, error
+            return seconds, program, setting
         finally:
             cache.close()
 
 
-def beside_peers(bench, choices, case, spec, ours, musts, kind=None):
-    """One case: ours against every peer in the same rounds. `kind`: cases of one kind share the choice of settings."""
-    width = NARROW if ours == "i8" else WIDE
-    with contextlib.ExitStack() as stack:
-        data = Data(stack.enter_context(tempfile.TemporaryDirectory(prefix="paged-bench-")), spec)
-        own = {**paged(spec, ours), "data": data.folder}
-        if spec["q"] > 1:
-            own.update(layers=1, write=1)  # a peer's prefill writes its keys and values too
-        caches = stack.enter_context(bench.open(ours=own))
-        if caches["ours"].skip:
-            for peer in musts:
-                yield bench.skipped(case, f"{ours} / {TITLES[peer]}, tokens/s", "ratio", caches["ours"].skip, musts[peer])
-            return
-        caches["ours"].run()
-        error = data.error(caches["ours"])
+def open_best(bench, stack, data, program, setting):
+    """(cache, what to say about it) with as many layers as make it cold, checked once more; None where it fails."""
+    spec = data.spec
+    layers = 1 if spec["q"] > 1 else cold_layers(spec, KV_BYTES[kv_type_of(setting)])
+    try:
+        cache = bench.cache(program.side, "case", {**spec, "setting": setting, "layers": layers, "data": data.folder})
+        stack.callback(cache.close)
+        error = float("nan") if cache.skip else data.error(cache)
+    except Ended as reason:
+        bench.progress.say(str(reason))
+        return None
+    if not error <= TOLERANCE[kv_type_of(setting)]:
+        bench.progress.say(f"{TITLES[program.peer]} {setting} is left out: {cache.skip or f'its relative error is {error:.2g}'}")
+        return None
+    return cache, f"{program.version}, {program.prefix}{setting}, error {error:.0e}"
+
+
+def place_ours(bench, stack, case, data, ours):
+    """Our cache of the same data, checked; or one with a `skip`."""
+    own = {**paged(data.spec, ours), "data": data.folder}
+    if data.spec["q"] > 1:
+        own.update(layers=1, write=1)  # a peer's prefill writes its keys and values too
+    cache = stack.enter_context(bench.open(ours=own))["ours"]
+    if not cache.skip:
+        cache.run()
+        error = data.error(cache)
         if not error <= TOLERANCE[ours]:
             sys.exit(f"bench: {case}: our relative error is {error:.2g}")
+    return cache
+
+
+def beside_peers(bench, choices, case, spec, ours, musts, kind=None):
+    """One case: ours against every peer in the same rounds. `kind`: cases of one kind share the choice of settings."""
+    peers = [peer for peer in NAMES if peer in bench.options.peers]
+    with contextlib.ExitStack() as stack:
+        data = Data(stack.enter_context(tempfile.TemporaryDirectory(prefix="paged-bench-")), spec)
+        own = place_ours(bench, stack, case, data, ours)
         chosen = {}
-        for peer in sorted({program.peer for program in choices.programs}, key=NAMES.index):
-            best = choices.best(peer, kind or case, width, data)
-            if best:
-                program, setting = best[1:3]
-                layers = 1 if spec["q"] > 1 else cold_layers(spec, KV_BYTES[kv_type_of(setting)])
-                cache = bench.cache(program.side, "case", {**spec, "setting": setting, "layers": layers, "data": data.folder})
-                stack.callback(cache.close)
-                if not cache.skip and data.error(cache) <= TOLERANCE[kv_type_of(setting)]:
-                    chosen[peer] = cache, f"{program.version}, {program.prefix}{setting}"
-        yield from compare(bench, case, spec, ours, caches["ours"], chosen, musts)
+        for peer in [] if own.skip else peers:
+            best = choices.best(peer, kind or case, NARROW if ours == "i8" else WIDE, data)
+            found = best and open_best(bench, stack, data, *best)
+            if found:
+                chosen[peer] = found
+        if not own.skip:
+            yield from compare(bench, case, spec, ours, own, chosen, musts)
+        for peer in peers:
+            if peer in musts and peer not in chosen:
+                why = f"not built: {own.skip}" if own.skip else f"{TITLES[peer]} is not there"
+                yield bench.skipped(case, f"{ours} / {TITLES[peer]}, tokens/s", "ratio", why, musts[peer])
 
 
 def compare(bench, case, spec, ours, own_cache, chosen, musts):
@@ -196,7 +224,7 @@ def compare(bench, case, spec, ours, own_cache, chosen, musts):
         yield rounds.row(case, f"{TITLES[peer]}, one layer", "tokens/s",
                          lambda answers, peer=peer: n_tokens / answers[peer]["call_s"], note=note)
         yield rounds.row(case, f"{ours} / {TITLES[peer]}, tokens/s", "ratio",
-                         lambda answers, peer=peer: answers[peer]["call_s"] / answers["ours"]["call_s"], musts.get(peer), note=note)
+                         lambda answers, peer=peer: answers[peer]["call_s"] / answers["ours"]["call_s"], musts.get(peer))
 
 
 PREFILL = {"openvino": 1.3, "vllm": 2.1, "ggml": 4.5}

@@ -20,7 +20,7 @@ import attn_cases
 import attn_peers
 import attn_plot
 from attn_bench import Bench
-from rounds import ROOT, Progress, machine, write_docs
+from rounds import ROOT, Ended, Progress, machine, write_docs
 
 PICTURE = ROOT / "docs/attention.svg"
 BAR = 20
@@ -61,7 +61,12 @@ def measure(args, progress):
         bench.label = f"[{'#' * done}{'.' * (BAR - done)}] {i + 1}/{len(wanted)} {name}"
         if name.startswith("peers:") and choices is None:
             choices = attn_peers.Choices(bench, attn_peers.start(bench, args.peers))
-        yield from case(bench, choices)
+        try:
+            yield from case(bench, choices)
+        except Ended as reason:
+            if bench.ours.ended:
+                raise
+            progress.say(f"{name} is given up: {reason}")
     progress.show("")
     bench.close()
 

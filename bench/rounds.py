@@ -6,12 +6,14 @@ does not tell. A round in which a side's threads did not have the cores for them
 than MIN_ROUNDS clean rounds decide nothing.
 """
 
+import contextlib
 import datetime
 import json
 import os
 import pathlib
 import platform
 import random
+import select
 import statistics
 import subprocess
 import sys
@@ -21,7 +23,12 @@ DOCS = ROOT / "docs/performance.md"
 
 MIN_ROUNDS = 15
 CLEAN = 0.98            # CPU time of a clean round, of wall × threads
+ANSWER_S = 300          # after which a side is held to be stuck
 CPUS = len(os.sched_getaffinity(0))
+
+
+class Ended(SystemExit):
+    """A side died, or does not answer any more. Whoever can do without it catches this; else it ends the bench."""
 
 
 class Side:
@@ -36,16 +43,27 @@ class Side:
         try:
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
+            # Every answer is one line, read to its end, so nothing of it waits in a buffer of ours.
+            if not select.select([self.process.stdout], [], [], ANSWER_S)[0]:
+                self.process.kill()
             answer = self.process.stdout.readline()
         except BrokenPipeError:
             answer = ""
         if not answer:
-            sys.exit(f"bench: {self.name} ended at `{line}` with status {self.process.wait()}")
+            raise Ended(f"bench: {self.name} ended at `{line}` with status {self.process.wait()}")
         return json.loads(answer)
 
+    @property
+    def ended(self):
+        return self.process.poll() is not None
+
     def close(self):
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
 
 
 def is_clean(answer, threads=None):
@@ -76,8 +94,8 @@ def interval(values):
     return [float(f"{value:.5g}") for value in (statistics.median(values), medians[49], medians[1949])]
 
 
-def verdict_of(low, high, better, must, n_rounds):
-    if n_rounds < MIN_ROUNDS:
+def verdict_of(low, high, better, must, n_rounds, least=MIN_ROUNDS):
+    if n_rounds < least:
         return "inconclusive"
     if must is None:
         return "pass"
@@ -85,11 +103,11 @@ def verdict_of(low, high, better, must, n_rounds):
     return "pass" if good else "fail" if bad else "inconclusive"
 
 
-def row(bench, case, metric, unit, values, must=None, aim=None, better="higher", **more):
-    """A row of the result; `values` has one entry for each clean round."""
+def row(bench, case, metric, unit, values, must=None, aim=None, better="higher", least=MIN_ROUNDS, **more):
+    """A row of the result; `values` has one entry for each clean round, and fewer than `least` decide nothing."""
     value, low, high = interval(values)
     return {"bench": bench, "case": case, "metric": metric, "unit": unit, "better": better, "value": value, "low": low,
-            "high": high, "must": must, "aim": aim, "verdict": verdict_of(low, high, better, must, len(values)),
+            "high": high, "must": must, "aim": aim, "verdict": verdict_of(low, high, better, must, len(values), least),
             "rounds": len(values), **more}
 
 
