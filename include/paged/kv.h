@@ -73,9 +73,9 @@ typedef struct paged_tables {
      * it may be -1. NULL: all are. */
     const int32_t *first_k; /* [n_seqs] */
 
-    /* Packed tails: where the block of the last key of a sequence has no block of its own (its entry is -1), its
-     * tiles stand here: physical block * (block_size / 16) + tile in it, so that slot i of tile t is slot
-     * 16 * t + i. Tiles behind the last key may be -1. Packed layout only. NULL: no row has such a tail. */
+    /* Packed tails: where the last block of a sequence has no block of its own (its entry is -1), its tiles
+     * stand here: physical block * (block_size / 16) + tile in it, so that slot i of tile t is slot 16 * t + i.
+     * Tiles behind the last key may be -1. Packed layout only. NULL: no row has such a tail. */
     const int32_t *tail_tiles; /* [n_rows, block_size / 16], -1 absent; the same for all heads */
 } paged_tables;
 

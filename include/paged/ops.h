@@ -6,9 +6,9 @@
  *     paged_attn_create -> per step: paged_attn_plan -> per layer, on every thread: paged_kv_write, barrier,
  *                                                       paged_attn_run, barrier, paged_attn_merge
  *
- * Query i of a sequence with n_q queries and n_k keys sits at position p = n_k - n_q + i and sees the keys 0 …
- * p (causal, bottom-right aligned), of these the last `window`, its own included, if there is a window; with
- * `non_causal` it sees all n_k. The score of key j is
+ * Query i of a sequence with n_q queries and n_k keys sits at position p = n_k - n_q + i and sees the keys
+ * 0 … p (causal, bottom-right aligned), of these the last `window`, its own included, if there is a window;
+ * with `non_causal` it sees all n_k. The score of key j is
  *
  *     s = scale * q · k;   softcap: s = softcap * tanh(s / softcap);   ALiBi: s = s + slope[head] * (j - p)
  *
@@ -81,8 +81,8 @@ PAGED_API paged_status paged_kv_export(const paged_kv *kv, paged_dense shape, vo
 PAGED_API paged_status paged_kv_import(const paged_kv *kv, paged_dense shape, const void *k, const void *v,
                                        int32_t ith, int32_t nth, paged_error *err);
 
-/* Copies the keys and values of sequence `seq` to one run of blocks: its block i becomes block i of `to`, which
- * has the type, layout, block size and heads of `kv` and at least as many blocks as the sequence needs. What
+/* Copies the keys and values of sequence `seq` to one run of blocks: its block i becomes block i of `to`,
+ * which has the type, layout, block size and heads of `kv` and as many blocks as the sequence needs. What
  * lies between the strides is the caller's choice: with the plain layout, block_stride = block_size *
  * head_dim * element and head strides of max_k times that, `to` is a dense [n_kv_heads, max_k, head_dim].
  * This is attention by gathering first, the way of engines without a paged kernel; ours needs no copy.

@@ -135,7 +135,7 @@ static void copy_tokens(const paged_kv *kv, const paged__table *table, int32_t h
             v_row = elem * kv->head_dim_v;
     for (int32_t o = begin, n; o < end; o += n) {
         n = tail ? PAGED_TILE : end - o;
-        paged__slot slot = paged__table_at(kv, table, block * kv->block_size + o);
+        paged__slot slot = paged__table_at(kv, table, block, o);
         int64_t from = slot.block * kv->block_stride, at = block * to->block_stride;
         memcpy(to->k + at + head * to->k_head_stride + o * k_row,
                kv->k + from + head * kv->k_head_stride + slot.offset * k_row, (size_t)(n * k_row));

@@ -1,6 +1,6 @@
 /* ops/scores.h: what becomes of scores between Q · K and the softmax: softcap and ALiBi. Plain C on 64 scores
- * without a branch, which each ISA folder compiles for its own instructions; a score depends on itself and its
- * place alone, so it has the same bits in every batch. Scores are in units of log2. */
+ * without a branch, which each ISA folder compiles for its own instructions. A score depends on itself and
+ * its place alone, so it has the same bits in every batch. Scores are in units of log2. */
 #ifndef PAGED_OPS_SCORES_H
 #define PAGED_OPS_SCORES_H
 
@@ -8,7 +8,7 @@
 
 #include "ops/ops.h"
 
-/* tanh(x) / x = 1 + u * (C0 + u * (C1 + …)), u = x * x, for |x| < 0.6: Chebyshev fit, relative error 4e-10. */
+/* tanh(x) / x = 1 + u * (C0 + u * (C1 + …)), u = x * x, for |x| < 0.6: Chebyshev fit, error 4e-10. */
 #define PAGED__TANH_C0 -0.3333333323f
 #define PAGED__TANH_C1 0.1333331287f
 #define PAGED__TANH_C2 -0.05396155178f
@@ -28,8 +28,8 @@ static inline float paged__float(uint32_t bits) {
     return x;
 }
 
-/* Within 2 units in the last place; NaN stays NaN, infinity gives 1. Choices are made on the bits of |x|, since
- * compilers take a comparison of floats for control flow, which they do not vectorise. */
+/* Within 2 units in the last place; NaN stays NaN, infinity gives 1. Choices are made on the bits of |x|,
+ * since compilers take a comparison of floats for control flow, which they do not vectorise. */
 static inline float paged__tanh(float x) {
     const uint32_t split = 0x3f19999a /* 0.6 */, most = 0x41200000 /* 10 */, infinity = 0x7f800000;
     uint32_t sign = paged__bits(x) & 0x80000000u, a = paged__bits(x) ^ sign;
@@ -56,7 +56,8 @@ static inline float paged__tanh(float x) {
 }
 
 /* s[64] = cap * tanh(s / cap) */
-static inline void paged__softcap(float *s, float cap, float inverse) {
+static inline void paged__softcap(float *s, float cap) {
+    float inverse = 1.0f / cap;
     for (int32_t t = 0; t < PAGED_ATTN_STEP; t++) s[t] = cap * paged__tanh(s[t] * inverse);
 }
 

@@ -31,8 +31,9 @@ paged_status paged__tables_check_seq(const paged_kv *kv, const paged_tables *t, 
 /* For a checked sequence. */
 paged__table paged__table_of(const paged_kv *kv, const paged_tables *t, int32_t seq, int32_t head);
 
-static inline paged__slot paged__table_at(const paged_kv *kv, const paged__table *table, int32_t token) {
-    int32_t block = token / kv->block_size, offset = token % kv->block_size;
+/* Of the token at `offset` in logical block `block`. */
+static inline paged__slot paged__table_at(const paged_kv *kv, const paged__table *table, int32_t block,
+                                          int32_t offset) {
     if (block != table->tail_block) return (paged__slot){table->blocks[block], offset};
     int32_t tile = table->tail[offset / PAGED_TILE], block_tiles = kv->block_size / PAGED_TILE;
     return (paged__slot){tile / block_tiles, tile % block_tiles * PAGED_TILE + offset % PAGED_TILE};

@@ -12,7 +12,7 @@ typedef struct boxed {
     size_t size;
 } boxed;
 
-/* Three blocks of two heads with gaps, or heads outside and blocks inside, filled with `fill`, or at random. */
+/* Three blocks of two heads with gaps, or heads outside and blocks inside; random bytes if there is an rng. */
 static boxed boxed_make(paged_type type, paged_layout layout, int32_t block_size, int32_t dk, int32_t dv,
                         bool heads_outside, uint64_t *rng) {
     int64_t elem = type == PAGED_TYPE_F32 ? 4 : 2, k = elem * block_size * dk, v = elem * block_size * dv;
@@ -118,7 +118,7 @@ static paged_tables tables_of(const world *w, const place *p) {
                           .max_blocks = p->max_blocks};
 }
 
-/* A place for one sequence, its blocks one after the other; with `dense` K and V are [n_kv_heads, max_k, dim]. */
+/* A place for one sequence, its blocks one after the other; with `dense` K is [n_kv_heads, max_k, dim]. */
 static place run_make(const world *w, const place *like, int32_t n_blocks, bool dense) {
     place p = {.kv = like->kv, .max_blocks = n_blocks};
     int64_t elem = w->s.type == PAGED_TYPE_F32 ? 4 : 2, n_kv = w->s.n_kv_heads;
