@@ -4,7 +4,7 @@
     attn_plot.py ROWS.json PICTURE.svg
 
 Above: shares of what the machine can do. Below: how many times as fast as others. A bar ends at the median, a thin line is its
-95 % interval, an upright mark is what is required.
+95 % interval, an upright mark is what is required; colours tell whether it is met.
 """
 
 import json
@@ -14,6 +14,8 @@ from xml.sax.saxutils import escape
 
 WIDTH, LEFT, RIGHT, LINE, BAR = 860, 400, 70, 21, 13
 COLOURS = {"pass": "#2f7d4f", "fail": "#b3392f", "inconclusive": "#8a8a8a"}
+FREE_COLOUR = "#6f8fb3"  # nothing is required
+LEGEND = "upright: required; green: met, red: missed, grey: undecided, blue: nothing required"
 
 
 def text(x, y, what, anchor="start", size=12, weight="normal"):
@@ -34,13 +36,15 @@ def bars(rows, title, top, label, show, ticks):
         end, middle = LEFT + min(row["value"], ticks[-1]) * scale, y + BAR / 2
         parts.append(text(LEFT - 8, y + BAR - 2, label(row), "end"))
         parts.append(f'<rect x="{LEFT}" y="{y}" width="{max(end - LEFT, 0):.1f}" height="{BAR}" '
-                     f'fill="{COLOURS[row["verdict"]]}"/>')
+                     f'fill="{FREE_COLOUR if row["must"] is None else COLOURS[row["verdict"]]}"/>')
         low, high = (LEFT + min(row[key], ticks[-1]) * scale for key in ("low", "high"))
         parts.append(f'<line x1="{low:.1f}" y1="{middle}" x2="{high:.1f}" y2="{middle}" stroke="#111111"/>')
+        rightmost = max(end, high)
         if row["must"] is not None:
             x = LEFT + min(row["must"], ticks[-1]) * scale
             parts.append(f'<line x1="{x:.1f}" y1="{y - 3}" x2="{x:.1f}" y2="{y + BAR + 3}" stroke="#111111" stroke-width="2"/>')
-        parts.append(text(max(end, high) + 6, y + BAR - 2, show(row["value"]), size=11))
+            rightmost = max(rightmost, x)
+        parts.append(text(rightmost + 6, y + BAR - 2, show(row["value"]), size=11))
     return parts, bottom + 34 - top
 
 
@@ -56,7 +60,8 @@ def draw(rows):
     ratios = [row for row in there if row["case"].startswith("peers:") and row["unit"] == "ratio"]
     parts, top = [], 10
     for chosen, title, label, show, ticks in (
-            (shares, "Share of what the machine can do", lambda row: f"{row['case']}: {row['metric']}",
+            (shares, "Share of what the machine can do",
+             lambda row: f"{row['case']}: {row['metric'].replace(', share of', ', of')}",
              lambda value: f"{100 * value:.0f} %", [.2 * i for i in range(6)]),
             (ratios, "Tokens a second, times those of others",
              lambda row: f"{row['case'].removeprefix('peers: ')}: {row['metric'].removesuffix(', tokens/s')}",
@@ -65,6 +70,8 @@ def draw(rows):
             panel, height = bars(chosen, title, top, label, show, ticks)
             parts += panel
             top += height
+    parts.append(text(12, top + 6, LEGEND, size=11))
+    top += 20
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{top}" viewBox="0 0 {WIDTH} {top}" '
             f'font-family="sans-serif" fill="#111111">\n<rect width="{WIDTH}" height="{top}" fill="#ffffff"/>\n'
             + "\n".join(parts) + "\n</svg>\n")
