@@ -18,7 +18,7 @@ FAST_BYTES_S = 65e9             # what tells the regimes of the machine apart (4
 STEADY = 1.15                   # probes of one round that differ by more saw a change
 FOREIGN = 0.03                  # CPU time that others may use in a round with peers
 PAUSE_S = 0.1                   # after a peer's answer, until its threads have gone to sleep
-LAYERS_MAX = 64
+LAYERS_MAX = 256                # of bench_attn.c
 ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -150,8 +150,8 @@ class Bench:
 
     def round(self, steps, kind, threads):
         """The answers of one round, and whether it counts."""
-        sides = [self.ours, *self.others]
-        busy, mine, wall = busy_ticks(), sum(ticks_of(side.process.pid) for side in sides), time.monotonic()
+        pids = [os.getpid(), *(side.process.pid for side in [self.ours, *self.others] if not side.ended)]
+        busy, mine, wall = busy_ticks(), sum(map(ticks_of, pids)), time.monotonic()
         limits, answers = [self.limit(kind)], {}
         for name, step in steps:
             answers[name] = step()
@@ -161,7 +161,7 @@ class Bench:
         clean = all(answer.get("peer") or is_clean(answer, threads) for answer in answers.values())
         if any(answer.get("peer") for answer in answers.values()):
             # Threads of a peer may wait without spinning, so its CPU time says nothing; what others used does.
-            foreign = busy_ticks() - busy - sum(ticks_of(side.process.pid) for side in sides) + mine
+            foreign = busy_ticks() - busy - sum(map(ticks_of, pids)) + mine
             clean = clean and foreign * TICK_S <= FOREIGN * CPUS * (time.monotonic() - wall) + 3 * TICK_S
         if limits[0]:
             rates = [limit["rate"] for limit in limits]

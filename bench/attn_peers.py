@@ -147,7 +147,8 @@ class Choices:
             return None
 
     def time_setting(self, program, setting, data, name):
-        cache = self.bench.cache(program.side, "try", {**data.spec, "setting": setting, "layers": 2, "data": data.folder})
+        cache = self.bench.cache(program.side, "try", {**data.spec, "setting": setting, "data": data.folder,
+                                                         "layers": 2 if data.spec["q"] == 1 else 1})
         if cache.skip:
             self.bench.progress.say(f"{name} is left out: {cache.skip}")
             return None

@@ -26,7 +26,7 @@
 #include "bench/team.h"
 #include "paged/ops.h"
 
-enum { SLOTS_MAX = 16, SEQS_MAX = 128, LAYERS_MAX = 64, PATTERN = 1024 /* generated tokens, then again */ };
+enum { SLOTS_MAX = 16, SEQS_MAX = 128, LAYERS_MAX = 256, PATTERN = 1024 /* generated tokens, then again */ };
 
 /* What `open` is told. Numbers default to 0 where nothing else is said. */
 typedef struct spec {
@@ -164,6 +164,9 @@ static spec parse_spec(char *words, int32_t *lens) {
     if (s.gather && (s.n_lens != 1 || s.contiguous || s.type == PAGED_TYPE_I8))
         quit("gather=1 is for one sequence in the pool, and not for i8");
     if (s.shared % s.block) quit("shared=%d is no multiple of block=%d", s.shared, s.block);
+    for (int32_t i = 0; i < s.n_lens; i++)
+        if (lens[i] < PAGED_MAX(s.shared, s.q))
+            quit("%d keys, %d shared, %d queries", lens[i], s.shared, s.q);
     return s;
 }
 
@@ -536,12 +539,12 @@ static void command_run(slot *s, int32_t n_times) {
 }
 
 static void command_plan(slot *s, int32_t n_times) {
-    double cpu = team_clock(CLOCK_PROCESS_CPUTIME_ID), wall = team_clock(CLOCK_MONOTONIC);
+    double cpu = team_clock(CLOCK_THREAD_CPUTIME_ID), wall = team_clock(CLOCK_MONOTONIC);
     for (int32_t i = 0; i < n_times; i++) {
         paged_status status = plan(s, NULL);
         if (status) quit("plan: %s", paged_status_text(status));
     }
-    team_time time = {team_clock(CLOCK_MONOTONIC) - wall, team_clock(CLOCK_PROCESS_CPUTIME_ID) - cpu};
+    team_time time = {team_clock(CLOCK_MONOTONIC) - wall, team_clock(CLOCK_THREAD_CPUTIME_ID) - cpu};
     answer_time(time, "calls", n_times);
 }
 

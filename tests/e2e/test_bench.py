@@ -107,6 +107,7 @@ def bench_of(rates):
     bench.progress, bench.label, bench.others = rounds.Progress(), "", []
     bench.ours = Clock(rates)
     bench.ours.process = types.SimpleNamespace(pid=os.getpid())
+    bench.ours.ended = False
     return bench
 
 
