@@ -35,6 +35,8 @@ def parse_arguments():
     parser.add_argument("--loaded", action="store_true", help="count rounds beside other work; decides nothing")
     parser.add_argument("--write-docs", action="store_true", help="put table and picture into docs/")
     args = parser.parse_args()
+    if args.loaded and args.write_docs:
+        parser.error("figures measured beside other work do not belong into docs/")
     args.peers = {"all": list(attn_peers.NAMES), "none": []}.get(args.peers, args.peers.split(","))
     unknown = set(args.peers) - set(attn_peers.NAMES)
     if unknown:
@@ -83,19 +85,57 @@ def bound(row, key):
     return f"{'≥' if row['better'] == 'higher' else '≤'} {number(row[key], row['unit'])}"
 
 
-def table(rows):
+def with_interval(row):
+    if row["value"] is None:
+        return "-"
+    low, high = (number(row[key], row["unit"]) for key in ("low", "high"))
+    unit = f" {row['unit']}" if row["unit"] not in ("share", "ratio") else ""
+    return f"{number(row['value'], row['unit'])}{unit} ({low} … {high})"
+
+
+def last_cells(row):
+    """must, aim, rounds with the regime of memory, verdict."""
+    regime = f", {row['regime']}" if row["regime"] else ""
+    verdict = row["verdict"] if row["must"] is not None else ""
+    return f"{bound(row, 'must')} | {bound(row, 'aim')} | {row['rounds']}{regime} | {verdict} |"
+
+
+def own_table(rows):
     yield "| case | what | value (95 % interval) | must | aim | rounds | verdict |"
     yield "|---|---|---|---|---|---|---|"
     for row in rows:
-        unit = f" {row['unit']}" if row["unit"] not in ("share", "ratio") else ""
-        value = "-"
-        if row["value"] is not None:
-            low, high = (number(row[key], row["unit"]) for key in ("low", "high"))
-            value = f"{number(row['value'], row['unit'])}{unit} ({low} … {high})"
-        regime = f", {row['regime']}" if row.get("regime") else ""
         what = row["metric"] + (f" ({row['note']})" if row.get("note") else "")
-        yield (f"| {row['case']} | {what} | {value} | {bound(row, 'must')} | {bound(row, 'aim')} | {row['rounds']}{regime} | "
-               f"{row['verdict'] if row['must'] is not None else ''} |")
+        yield f"| {row['case']} | {what} | {with_interval(row)} | {last_cells(row)}"
+
+
+def peers_table(rows):
+    """One line a ratio, with the two rates that it is made of."""
+    yield ("| case | peer, its version, setting and error | ours, tokens/s a layer | theirs | ratio (95 % interval) | must | aim | "
+           "rounds | verdict |")
+    yield "|---|---|---|---|---|---|---|---|---|"
+    rates = {(row["case"], row["metric"].removesuffix(", one layer")): row for row in rows if row["unit"] == "tokens/s"}
+    for row in rows:
+        if row["unit"] != "ratio":
+            continue
+        kv_type, peer = row["metric"].removesuffix(", tokens/s").split(" / ")
+        ours, theirs = rates.get((row["case"], kv_type)), rates.get((row["case"], peer))
+        note = theirs["note"] if theirs else row.get("note", "")
+        yield (f"| {row['case'].removeprefix('peers: ')} | {peer} ({note}) | {rate(ours)} | {rate(theirs)} | "
+               f"{with_interval(row)} | {last_cells(row)}")
+
+
+def rate(row):
+    return "-" if not row or row["value"] is None else f"{row['value']:.0f}"
+
+
+def report(rows):
+    beside = [row for row in rows if row["case"].startswith("peers:")]
+    own = [row for row in rows if row not in beside]
+    yield machine()
+    if own:
+        yield from ("", *own_table(own))
+    if beside:
+        yield from ("", *peers_table(beside))
 
 
 def main():
@@ -105,7 +145,7 @@ def main():
         if args.json:
             progress.show("")
             print(json.dumps(row, ensure_ascii=False), flush=True)
-    lines = [machine(), "", *table(rows)]
+    lines = list(report(rows))
     if not args.json:
         print("\n".join(lines))
     if args.write_docs:
