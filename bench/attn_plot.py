@@ -13,6 +13,7 @@ import sys
 from xml.sax.saxutils import escape
 
 WIDTH, LEFT, RIGHT, LINE, BAR = 860, 400, 70, 21, 13
+VALUE = 45  # width of a value beside its bar
 COLOURS = {"pass": "#2f7d4f", "fail": "#b3392f", "inconclusive": "#8a8a8a"}
 FREE_COLOUR = "#6f8fb3"  # nothing is required
 LEGEND = "upright: required; green: met, red: missed, grey: undecided, blue: nothing required"
@@ -39,12 +40,13 @@ def bars(rows, title, top, label, show, ticks):
                      f'fill="{FREE_COLOUR if row["must"] is None else COLOURS[row["verdict"]]}"/>')
         low, high = (LEFT + min(row[key], ticks[-1]) * scale for key in ("low", "high"))
         parts.append(f'<line x1="{low:.1f}" y1="{middle}" x2="{high:.1f}" y2="{middle}" stroke="#111111"/>')
-        rightmost = max(end, high)
+        after = max(end, high)
         if row["must"] is not None:
             x = LEFT + min(row["must"], ticks[-1]) * scale
             parts.append(f'<line x1="{x:.1f}" y1="{y - 3}" x2="{x:.1f}" y2="{y + BAR + 3}" stroke="#111111" stroke-width="2"/>')
-            rightmost = max(rightmost, x)
-        parts.append(text(rightmost + 6, y + BAR - 2, show(row["value"]), size=11))
+            if after < x + 3 and x < after + VALUE:  # the value would lie on it
+                after = x
+        parts.append(text(after + 6, y + BAR - 2, show(row["value"]), size=11))
     return parts, bottom + 34 - top
 
 
@@ -58,6 +60,7 @@ def draw(rows):
     there = [row for row in rows if row["value"] is not None]
     shares = [row for row in there if row["unit"] == "share" and "share of" in row["metric"] and row["better"] == "higher"]
     ratios = [row for row in there if row["case"].startswith("peers:") and row["unit"] == "ratio"]
+    most = max((max(row["value"], row["must"] or 0) for row in ratios), default=1)
     parts, top = [], 10
     for chosen, title, label, show, ticks in (
             (shares, "Share of what the machine can do",
@@ -65,7 +68,7 @@ def draw(rows):
              lambda value: f"{100 * value:.0f} %", [.2 * i for i in range(6)]),
             (ratios, "Tokens a second, times those of others",
              lambda row: f"{row['case'].removeprefix('peers: ')}: {row['metric'].removesuffix(', tokens/s')}",
-             lambda value: f"{value:.1f}", ticks_to(max((row["value"] for row in ratios), default=1), [.5, 1, 2, 5, 10]))):
+             lambda value: f"{value:.1f}", ticks_to(most, [.5, 1, 2, 5, 10]))):
         if chosen:
             panel, height = bars(chosen, title, top, label, show, ticks)
             parts += panel
