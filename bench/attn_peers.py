@@ -60,8 +60,13 @@ def start(bench, names):
                            stdout=subprocess.PIPE, text=True, check=False)
     if setup.returncode:
         bench.progress.say("the peers cannot be set up; going on without them")
-    found = [json.loads(line) for line in setup.stdout.splitlines()]
-    return [Program(bench, each["peer"], each["command"], each["prefix"]) for each in found]
+    programs = []
+    for each in map(json.loads, setup.stdout.splitlines()):
+        try:
+            programs.append(Program(bench, each["peer"], each["command"], each["prefix"]))
+        except Ended as reason:
+            bench.progress.say(f"{each['prefix']}{TITLES[each['peer']]} is left out: {reason}")
+    return programs
 
 
 # ---- the same numbers for all, and what must come out ----
