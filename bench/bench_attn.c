@@ -118,6 +118,21 @@ static void parse_lens(spec *s, char *value, int32_t *lens) {
     }
 }
 
+/* What would lead the program astray; the rest is the library's to refuse. */
+static void check_spec(const spec *s) {
+    if (s->heads < 1 || s->kv_heads < 1 || s->dim < 1 || s->block < 1 || s->layers < 1 ||
+        s->layers > LAYERS_MAX)
+        quit("heads %d, kv_heads %d, dim %d, block %d, layers %d", s->heads, s->kv_heads, s->dim, s->block,
+             s->layers);
+    if (s->write && !s->data) quit("write=1 needs data");
+    if (s->gather && (s->n_lens != 1 || s->contiguous || s->type == PAGED_TYPE_I8))
+        quit("gather=1 is for one sequence in the pool, and not for i8");
+    if (s->shared % s->block) quit("shared=%d is no multiple of block=%d", s->shared, s->block);
+    for (int32_t i = 0; i < s->n_lens; i++)
+        if (s->lens[i] < PAGED_MAX(s->shared, s->q))
+            quit("%d keys, %d shared, %d queries", s->lens[i], s->shared, s->q);
+}
+
 /* `words` is what follows the name; it is cut up, and `data` points into it. */
 static spec parse_spec(char *words, int32_t *lens) {
     static const char *const types[] = {"f16", "f32", "bf16", "i8"}, *const layouts[] = {"plain", "packed"};
@@ -157,16 +172,7 @@ static spec parse_spec(char *words, int32_t *lens) {
         s.lens = lens;
         s.n_lens = s.batch;
     }
-    if (s.heads < 1 || s.kv_heads < 1 || s.dim < 1 || s.block < 1 || s.layers < 1 || s.layers > LAYERS_MAX)
-        quit("heads %d, kv_heads %d, dim %d, block %d, layers %d", s.heads, s.kv_heads, s.dim, s.block,
-             s.layers);
-    if (s.write && !s.data) quit("write=1 needs data");
-    if (s.gather && (s.n_lens != 1 || s.contiguous || s.type == PAGED_TYPE_I8))
-        quit("gather=1 is for one sequence in the pool, and not for i8");
-    if (s.shared % s.block) quit("shared=%d is no multiple of block=%d", s.shared, s.block);
-    for (int32_t i = 0; i < s.n_lens; i++)
-        if (lens[i] < PAGED_MAX(s.shared, s.q))
-            quit("%d keys, %d shared, %d queries", lens[i], s.shared, s.q);
+    check_spec(&s);
     return s;
 }
 
