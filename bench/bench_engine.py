@@ -13,23 +13,15 @@ Environment: PAGED_BUILD (build folder), PAGED_MODEL, PAGED_CACHE_DIR (where the
 """
 
 import argparse
-import datetime
 import json
 import os
 import pathlib
-import platform
-import random
-import statistics
 import subprocess
 import sys
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs/performance.md"
-MARKS = "<!-- bench engine: made by --write-docs, not by hand -->", "<!-- end of bench engine -->"
+from rounds import CPUS, MIN_ROUNDS, ROOT, Progress, Side, is_clean, machine, row as any_row, write_docs
 
-MIN_ROUNDS = 15
-CLEAN = 0.98            # CPU time of a clean round, of wall × threads
 CASE_S = 60             # seconds for the rounds of a case, so that a busy machine ends in "inconclusive" and not in waiting
 PAUSE_S = 0.25          # the threads of a side spin for a while after its answer; the other one waits until they sleep
 N_CTX = 8192
@@ -38,59 +30,19 @@ DECODE_AT = 128         # the must: this many tokens after as many
 PROBES = 8              # short prompts, to see that both sides compute the same model
 
 
-class Side:
+class ModelSide(Side):
     """A program that speaks the protocol of bench/protocol.h."""
-
-    def __init__(self, name, command, env=None):
-        self.name = name
-        self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True, env={**os.environ, **(env or {})})
 
     def ask(self, verb, n):
         """One command; the answer with its rate and whether the threads had the cores for themselves."""
-        self.process.stdin.write(f"{verb} {n}\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            sys.exit(f"bench: {self.name} ended at `{verb} {n}` with status {self.process.wait()}")
-        answer = json.loads(line)
+        answer = super().ask(f"{verb} {n}")
         answer["rate"] = answer["tokens"] / answer["seconds"]
-        answer["clean"] = answer["cpu_seconds"] >= CLEAN * answer["seconds"] * len(os.sched_getaffinity(0))
+        answer["clean"] = is_clean(answer)
         return answer
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait(timeout=30)
-
-
-class Progress:
-    """One line on stderr, when that is a terminal."""
-
-    def show(self, text):
-        if sys.stderr.isatty():
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def interval(values):
-    """Median and the 95 % bootstrap interval of it, the same for the same values; None where there are none."""
-    if not values:
-        return None, None, None
-    generator = random.Random(1)
-    medians = sorted(statistics.median(generator.choices(values, k=len(values))) for _ in range(2000))
-    return [round(value, 4) for value in (statistics.median(values), medians[49], medians[1949])]
 
 
 def row(case, metric, unit, better, values, must=None, aim=None):
-    """A row of the result; `values` has one entry for each clean round."""
-    value, low, high = interval(values)
-    if len(values) < MIN_ROUNDS:
-        verdict = "inconclusive"
-    elif must is None or low >= must:
-        verdict = "pass"
-    else:
-        verdict = "fail" if high < must else "inconclusive"
-    return {"bench": "engine", "case": case, "metric": metric, "unit": unit, "better": better, "value": value,
-            "low": low, "high": high, "must": must, "aim": aim, "verdict": verdict, "rounds": len(values)}
+    return any_row("engine", case, metric, unit, values, must, aim, better)
 
 
 def rounds(sides, ask, wanted, label, progress):
@@ -188,34 +140,21 @@ def share_table(rows):
         yield f"| {r['case']} | {number(r['value'], 'share')} | {r['rounds']} |"
 
 
-def machine():
-    model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo", encoding="utf-8")
-                  if line.startswith("model name")), platform.machine())
-    return f"{model}, {len(os.sched_getaffinity(0))} cores, Linux"
-
-
 def report(rows, peer_name):
-    yield f"{machine()}; {datetime.date.today()}; {pathlib.Path(os.environ['PAGED_MODEL']).name}; peer: {peer_name}"
+    yield f"{machine()}; {pathlib.Path(os.environ['PAGED_MODEL']).name}; peer: {peer_name}"
     yield ""
     yield from speed_table(rows)
     yield ""
     yield from share_table(rows)
 
 
-def write_docs(lines):
-    text = DOCS.read_text(encoding="utf-8")
-    before, rest = text.split(MARKS[0], 1)
-    after = rest.split(MARKS[1], 1)[1]
-    DOCS.write_text(before + "\n".join([MARKS[0], "", *lines, "", MARKS[1]]) + after, encoding="utf-8")
-
-
 def measure(args, progress):
     """Yields the rows as they come."""
     setup = [sys.executable, ROOT / "bench/peers/setup", os.environ["PAGED_CACHE_DIR"]]
     peer = subprocess.run(setup, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    common = [os.environ["PAGED_MODEL"], len(os.sched_getaffinity(0)), N_CTX]
-    sides = [Side("paged", [pathlib.Path(os.environ["PAGED_BUILD"]) / "bench/bench_engine", *common]),
-             Side("llama.cpp", [peer, *common])]
+    common = [os.environ["PAGED_MODEL"], CPUS, N_CTX]
+    sides = [ModelSide("paged", [pathlib.Path(os.environ["PAGED_BUILD"]) / "bench/bench_engine", *common]),
+             ModelSide("llama.cpp", [peer, *common])]
     check_same_model(sides)
     short = list(short_cases(sides, 60 if args.long else 18, progress))
     yield from short
@@ -247,7 +186,7 @@ def main():
     if not args.json:
         print("\n".join(lines))
     if args.write_docs:
-        write_docs(lines)
+        write_docs("engine", lines)
     return any(r["verdict"] == "fail" for r in rows)
 
 
