@@ -1,8 +1,8 @@
 /* What the bookkeeping of the cache costs, without any keys and values: an arena without memory, one thread.
  *
- *     bench_cache [N_BLOCKS]      default 1048576
+ *     bench_cache [--json] [N_BLOCKS]      default 1048576
  *
- * A row a figure, median of rounds:
+ * A row a figure, median of rounds; with --json one object with every round, for bench_cache.py:
  *   cycle    alloc + append + free of a block of 16 tokens: 1024 sequences grow block by block in turns
  * until the
  *            pool is full, then all are freed. Alone, and with every block going through the prefix index
@@ -11,13 +11,15 @@
  *   refill   the same in a full cache: every block that is taken evicts one
  *   match    of a prompt of 100,000 tokens that is cached to the end
  *   metadata everything the cache keeps, tables included, by pool bytes, for LLaMA-3-8B in f16 */
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "paged/mem.h"
 
-enum { BLOCK = 16, N_SEQS = 1024, N_ROUNDS = 5, N_PROMPT = 100000 };
+enum { BLOCK = 16, N_SEQS = 1024, N_ROUNDS = 5, N_MATCHES = 9, N_PROMPT = 100000 };
 
 static double now_ns(void) {
     struct timespec t;
@@ -89,7 +91,7 @@ static double cycle(paged_cache *cache, int32_t blocks_each, bool indexed, int32
     return (now_ns() - start) / ((double)blocks_each * N_SEQS);
 }
 
-static double match_ms(paged_cache *cache) {
+static void match_ms(paged_cache *cache, double *ms) {
     static int32_t tokens[N_PROMPT];
     paged_match got;
     paged_seq seq;
@@ -100,8 +102,7 @@ static double match_ms(paged_cache *cache) {
     must(paged_seq_reserve(cache, seq, N_PROMPT));
     must(paged_seq_commit(cache, seq, tokens, N_PROMPT));
     must(paged_seq_free(cache, seq));
-    double ms[9];
-    for (int32_t i = 0; i < 9; i++) {
+    for (int32_t i = 0; i < N_MATCHES; i++) {
         must(paged_seq_create(cache, &seq));
         double start = now_ns();
         must(paged_seq_match(cache, seq, &names, tokens, N_PROMPT, &got));
@@ -109,19 +110,25 @@ static double match_ms(paged_cache *cache) {
         if (got.n_matched != N_PROMPT - 1) must(PAGED_ERR_CORRUPT);
         must(paged_seq_free(cache, seq));
     }
-    return median(ms, 9);
+}
+
+static void print_list(const char *name, const double *values, int n) {
+    printf("\"%s\": [", name);
+    for (int i = 0; i < n; i++) printf("%s%.4f", i ? ", " : "", values[i]);
+    printf("], ");
 }
 
 int main(int argc, char **argv) {
-    int32_t blocks_each = (argc > 1 ? atoi(argv[1]) : 1 << 20) / N_SEQS;
+    const bool json = argc > 1 && strcmp(argv[1], "--json") == 0;
+    int32_t blocks_each = (argc > 1 + json ? atoi(argv[1 + json]) : 1 << 20) / N_SEQS;
     if (blocks_each < 1) {
-        fputs("bench_cache [N_BLOCKS]: at least 1024\n", stderr);
+        fputs("bench_cache [--json] [N_BLOCKS]: at least 1024\n", stderr);
         return 2;
     }
     const paged_group_config small = {
         .n_layers = 1, .n_kv_heads = 1, .head_dim_k = 1, .type = PAGED_TYPE_F32};
     const paged_group_config llama = {.n_layers = 32, .n_kv_heads = 8, .head_dim_k = 128};
-    double plain[N_ROUNDS], indexed[N_ROUNDS], refill[N_ROUNDS];
+    double plain[N_ROUNDS], indexed[N_ROUNDS], refill[N_ROUNDS], match[N_MATCHES];
     paged_cache *cache = open_cache(&small, (size_t)blocks_each * N_SEQS, N_SEQS, blocks_each * BLOCK);
     cycle(cache, blocks_each, true, 0); /* touches all memory */
     paged_cache_clear(cache);
@@ -132,21 +139,33 @@ int main(int argc, char **argv) {
         paged_cache_clear(cache);
     }
     paged_cache_free(cache);
-    double p = median(plain, N_ROUNDS), x = median(indexed, N_ROUNDS), r = median(refill, N_ROUNDS);
-    printf("cycle     %8.1f ns a block (%d blocks)\n", p, blocks_each * N_SEQS);
-    printf("cycle     %8.1f ns a block with the index, 0 %% hits: %.1f ns a token more\n", x,
-           (x - p) / BLOCK);
-    printf("refill    %8.1f ns a block with the index, each evicts one\n", r);
 
     cache = open_cache(&small, 1 << 16, 4, N_PROMPT);
-    printf("match     %8.3f ms for %d cached tokens\n", match_ms(cache), N_PROMPT);
+    match_ms(cache, match);
     paged_cache_free(cache);
 
     paged_cache_stats stats;
     cache = open_cache(&llama, 32768, 256, 32768); /* 64 GiB */
     paged_cache_get_stats(cache, &stats);
-    printf("metadata  %8.4f %% of the pool, LLaMA-3-8B f16, 64 GiB, 256 sequences of 32768 tokens\n",
-           (double)(stats.metadata_bytes + stats.table_bytes) / (double)stats.pool_bytes * 100);
     paged_cache_free(cache);
+    const double metadata = (double)(stats.metadata_bytes + stats.table_bytes) / (double)stats.pool_bytes;
+
+    if (json) {
+        putchar('{');
+        print_list("cycle_ns", plain, N_ROUNDS);
+        print_list("indexed_ns", indexed, N_ROUNDS);
+        print_list("refill_ns", refill, N_ROUNDS);
+        print_list("match_ms", match, N_MATCHES);
+        printf("\"metadata_share\": %.8f}\n", metadata);
+        return EXIT_SUCCESS;
+    }
+    double p = median(plain, N_ROUNDS), x = median(indexed, N_ROUNDS);
+    printf("cycle     %8.1f ns a block (%d blocks)\n", p, blocks_each * N_SEQS);
+    printf("cycle     %8.1f ns a block with the index, 0 %% hits: %.1f ns a token more\n", x,
+           (x - p) / BLOCK);
+    printf("refill    %8.1f ns a block with the index, each evicts one\n", median(refill, N_ROUNDS));
+    printf("match     %8.3f ms for %d cached tokens\n", median(match, N_MATCHES), N_PROMPT);
+    printf("metadata  %8.4f %% of the pool, LLaMA-3-8B f16, 64 GiB, 256 sequences of 32768 tokens\n",
+           metadata * 100);
     return EXIT_SUCCESS;
 }

@@ -117,10 +117,10 @@ def machine():
     return f"{model}, {CPUS} cores, Linux; {datetime.date.today()}"
 
 
-def write_docs(bench, lines):
-    """Puts the lines into docs/performance.md, between the marks of this bench."""
+def write_docs(bench, lines, path=DOCS):
+    """Puts the lines into a page, docs/performance.md by default, between the marks of this bench."""
     begin, end = f"<!-- bench {bench}: made by --write-docs, not by hand -->", f"<!-- end of bench {bench} -->"
-    text = DOCS.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
     before, rest = text.split(begin, 1)
     after = rest.split(end, 1)[1]
-    DOCS.write_text(before + "\n".join([begin, "", *lines, "", end]) + after, encoding="utf-8")
+    path.write_text(before + "\n".join([begin, "", *lines, "", end]) + after, encoding="utf-8")
