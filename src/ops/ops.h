@@ -88,6 +88,9 @@ typedef struct paged__kernels {
     /* acc[n] = acc * a + part * b, n a multiple of 16. */
     void (*merge)(float *acc, float a, const float *part, float b, int32_t n);
     void (*divide)(float *out, const float *o, float l, int32_t n); /* out[n] = o / l, never -0 */
+    /* On 64 scores, see scores.h. NULL: those of paged__kernels_ref. */
+    void (*softcap)(float *s, float cap);
+    void (*alibi)(float *s, float slope, int32_t first);
 } paged__kernels;
 
 static inline int32_t paged__row_bytes(int32_t bytes) {

@@ -9,6 +9,7 @@
 #include <immintrin.h>
 
 #include "ops/ops.h"
+#include "ops/scores.h"
 
 enum { ROWS = 6 };
 
@@ -419,4 +420,6 @@ const paged__kernels paged__kernels_avx2 = {
            [PAGED_TYPE_BF16] = &paged__avx2_bf16},
     .merge = merge,
     .divide = divide,
+    .softcap = paged__softcap,
+    .alibi = paged__alibi,
 };

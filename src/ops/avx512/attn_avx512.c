@@ -12,6 +12,7 @@
 #include <immintrin.h>
 
 #include "ops/ops.h"
+#include "ops/scores.h"
 
 enum { ROWS = 6 };
 
@@ -361,4 +362,6 @@ const paged__kernels paged__kernels_avx512 = {
            [PAGED_TYPE_BF16] = &paged__avx512_bf16},
     .merge = paged__merge_avx512,
     .divide = paged__divide_avx512,
+    .softcap = paged__softcap,
+    .alibi = paged__alibi,
 };

@@ -15,6 +15,7 @@
 #include <immintrin.h>
 
 #include "ops/ops.h"
+#include "ops/scores.h"
 
 enum { ROWS = 6, PAIRS = PAGED_TILE / 2 };
 
@@ -54,10 +55,10 @@ static void load_q(void *q, const float *src, float scale, int32_t head_dim) {
 
 /* ---- prefetching ---- */
 
-/* What a loop over pairs prefetches: `rate` lines each turn, from `from[c]` on in quarter c of the loop. While
- * qk works it fetches V of the step, and pv fetches K of the next: then what is under way and what is in use
- * fit the L1 cache together. A processor may drop a prefetch while its queue of misses is full; where one
- * loop brings in everything, it asks again for each line, `again` of them. */
+/* What a loop over pairs prefetches: `rate` lines each turn, from `from[c]` on in quarter c of the loop.
+ * While qk works it fetches V of the step, and pv fetches K of the next: so what is under way and what is in
+ * use fit L1 together. A processor may drop a prefetch while its queue of misses is full; where one loop
+ * brings in everything, it asks again for each line, `again` of them. */
 typedef struct share {
     const uint8_t *from[4];
     int32_t rate, again;
@@ -371,4 +372,6 @@ const paged__kernels paged__kernels_avx512_bf16 = {.name = "avx512_bf16",
                                                           [PAGED_TYPE_F32] = &paged__avx512_f32,
                                                           [PAGED_TYPE_BF16] = &paged__avx512_bf16_bf16},
                                                    .merge = paged__merge_avx512,
-                                                   .divide = paged__divide_avx512};
+                                                   .divide = paged__divide_avx512,
+                                                   .softcap = paged__softcap,
+                                                   .alibi = paged__alibi};

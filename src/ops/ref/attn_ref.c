@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "ops/ops.h"
+#include "ops/scores.h"
 
 /* Element e of an array of n pairs or singles is converted on its own; slow and obvious. */
 static float load(const void *src, int64_t e, paged_type type) {
@@ -186,4 +187,6 @@ const paged__kernels paged__kernels_ref = {
            [PAGED_TYPE_BF16] = &paged__ref_bf16},
     .merge = merge,
     .divide = divide,
+    .softcap = paged__softcap,
+    .alibi = paged__alibi,
 };
