@@ -57,16 +57,15 @@ static void finish_row(const unit *u, int32_t r, float *state, const paged_attn_
     int64_t stride = io->out_stride ? io->out_stride : (int64_t)n_heads * dv;
     float *out = io->out + q * stride + head * dv;
     float l = paged__row_keys(attn, u->entry, r) > 0 ? *state_l(attn, state) : 0;
-    double sink = io->sinks ? io->sinks[head] * LOG2_E : -INFINITY, m = *state_m(attn, state), sum = l;
-    if (l != 0) {
-        if (sink != -INFINITY) l = (float)PAGED_MIN(l + exp2(sink - m), FLT_MAX);
-        attn->kernels->divide(out, state, l, dv);
-    } else {
+    double m = *state_m(attn, state), sink = io->sinks ? io->sinks[head] * LOG2_E : -INFINITY;
+    if (l != 0)
+        attn->kernels->divide(out, state,
+                              sink == -INFINITY ? l : (float)PAGED_MIN(l + exp2(sink - m), FLT_MAX), dv);
+    else
         memset(out, 0, (size_t)dv * sizeof(float));
-    }
     if (!io->lse) return;
-    double lse = sum != 0 ? m + log2(sum) : -INFINITY; /* in units of log2 */
-    if (sink != -INFINITY) lse = sum != 0 ? add_log2(lse, sink) : sink;
+    double lse = l != 0 ? m + log2((double)l) : -INFINITY; /* in units of log2 */
+    if (sink != -INFINITY) lse = l != 0 ? add_log2(lse, sink) : sink;
     io->lse[q * n_heads + head] = (float)(lse / LOG2_E);
 }
 
@@ -205,17 +204,17 @@ static paged__range attend_split(const unit *u, const paged__scratch *scratch, i
 
 /* ---- a unit ---- */
 
-/* Position of query q, which belongs to sequence *seq or one behind it. */
-static int32_t position_of(const paged_attn *attn, int32_t q, int32_t *seq) {
-    while (q >= attn->cu_seqlens_q[*seq + 1]) ++*seq;
-    return attn->tables.seqlens_k[*seq] - (attn->cu_seqlens_q[*seq + 1] - q);
-}
-
 static const float *q_row(const unit *u, const paged_attn_io *io, int32_t r) {
     const paged_attn_config *c = &u->attn->config;
     int64_t stride = io->q_stride ? io->q_stride : (int64_t)c->n_heads * c->head_dim_k;
     int64_t head = u->head * u->attn->group + r % u->attn->group;
     return io->q + (u->entry->q_first + r / u->attn->group) * stride + head * c->head_dim_k;
+}
+
+/* Position of query q, which belongs to sequence *seq or one behind it. */
+static int32_t position_of(const paged_attn *attn, int32_t q, int32_t *seq) {
+    while (q >= attn->cu_seqlens_q[*seq + 1]) ++*seq;
+    return attn->tables.seqlens_k[*seq] - (attn->cu_seqlens_q[*seq + 1] - q);
 }
 
 /* Queries into rows [query, head of the group], scaled, so that exp2 of a score is exp of the scaled

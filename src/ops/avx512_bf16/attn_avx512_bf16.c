@@ -55,10 +55,10 @@ static void load_q(void *q, const float *src, float scale, int32_t head_dim) {
 
 /* ---- prefetching ---- */
 
-/* What a loop over pairs prefetches: `rate` lines each turn, from `from[c]` on in quarter c of the loop. While
- * qk works it fetches V of the step, and pv fetches K of the next: then what is under way and what is in use
- * fit the L1 cache together. A processor may drop a prefetch while its queue of misses is full; where one
- * loop brings in everything, it asks again for each line, `again` of them. */
+/* What a loop over pairs prefetches: `rate` lines each turn, from `from[c]` on in quarter c of the loop.
+ * While qk works it fetches V of the step, and pv fetches K of the next: so what is under way and what is in
+ * use fit L1 together. A processor may drop a prefetch while its queue of misses is full; where one loop
+ * brings in everything, it asks again for each line, `again` of them. */
 typedef struct share {
     const uint8_t *from[4];
     int32_t rate, again;
