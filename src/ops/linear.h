@@ -8,9 +8,9 @@
  * weights of a row (16 for Q6_K); a signed format has d * (u - zero) instead. Activations are x = s * q with
  * q in -127 … 127 and one s per 32. So a block contributes d * s * ((u - zero) · q) + m * (s * sum q): the
  * integer part is exact, whatever the instruction set, and is followed by a fixed chain of f32 multiply-adds
- * in ascending order of blocks. F32, F16 and BF16 weights keep activations in f32 (one chain of multiply-adds
- * per output in ascending k). Therefore an output has the same bits for any number of tokens, any thread
- * count, any division of rows, and on all instruction sets.
+ * in ascending order of blocks. F32, F16 and BF16 weights keep activations in f32 (ascending partial sums of
+ * 64 columns, each one chain of multiply-adds). Therefore an output has the same bits for any number of
+ * tokens, any thread count, any division of rows, and on all instruction sets.
  *
  * Packed, a tile holds for each block of 32 columns the 16 rows' quants in the order in which a vector of 16
  * lanes (one a row) × 4 consecutive columns wants them, so that the broadcast of 4 activations against it is
@@ -42,11 +42,12 @@ typedef enum paged__weight_type {
     PAGED__N_WEIGHT_TYPES
 } paged__weight_type;
 
-/* A packed matrix: n_rows outputs, n_cols inputs. Rows are padded to whole tiles with zeros. */
+/* A packed matrix: n_rows outputs, n_cols inputs. Rows are padded with zeros to whole tiles, of quantised
+ * types to an even number. */
 typedef struct paged__matrix {
     paged__weight_type type;
     int32_t n_rows, n_cols, n_tiles;
-    uint8_t *data; /* [n_tiles][tile_bytes], 64-byte aligned; owned by whoever packed */
+    uint8_t *data; /* n_tiles * tile_bytes, 64-byte aligned; owned by whoever packed */
     size_t tile_bytes;
 } paged__matrix;
 

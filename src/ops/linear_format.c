@@ -19,7 +19,7 @@ static const struct {
 };
 
 bool paged__linear_supports(paged__weight_type type, int64_t n_rows, int64_t n_cols) {
-    return (unsigned)type < PAGED__N_WEIGHT_TYPES && n_rows > 0 && n_cols > 0 && n_rows <= INT32_MAX - 15 &&
+    return (unsigned)type < PAGED__N_WEIGHT_TYPES && n_rows > 0 && n_cols > 0 && n_rows <= INT32_MAX - 31 &&
            n_cols <= INT32_MAX - 255 && n_cols % gguf[type].cols == 0;
 }
 
@@ -31,6 +31,11 @@ static int32_t n_units_of(paged__weight_type type, int32_t n_cols) {
     return paged__round_up(n_cols, paged__unit_blocks(type) * 32) / (paged__unit_blocks(type) * 32);
 }
 
+static int32_t n_tiles_of(paged__weight_type type, int32_t n_rows) {
+    const int32_t side_by_side = paged__is_quantised(type) ? 2 : 1;
+    return paged__round_up(n_rows, side_by_side * PAGED__ROW_TILE) / PAGED__ROW_TILE;
+}
+
 static size_t tile_bytes_of(paged__weight_type type, int32_t n_cols) {
     if (paged__is_quantised(type)) return (size_t)n_units_of(type, n_cols) * (size_t)paged__unit_bytes(type);
     const size_t bytes = (size_t)n_cols * PAGED__ROW_TILE * (size_t)paged__float_bytes(type);
@@ -40,7 +45,7 @@ static size_t tile_bytes_of(paged__weight_type type, int32_t n_cols) {
 size_t paged__matrix_bytes(paged__weight_type type, int64_t n_rows, int64_t n_cols) {
     size_t bytes;
     if (!paged__linear_supports(type, n_rows, n_cols)) return 0;
-    const size_t n_tiles = (size_t)(n_rows + PAGED__ROW_TILE - 1) / PAGED__ROW_TILE;
+    const size_t n_tiles = (size_t)n_tiles_of(type, (int32_t)n_rows);
     return paged__mul(n_tiles, tile_bytes_of(type, (int32_t)n_cols), &bytes) ? bytes : 0;
 }
 
@@ -49,7 +54,7 @@ void paged__matrix_init(paged__matrix *w, paged__weight_type type, int32_t n_row
     *w = (paged__matrix){.type = type,
                          .n_rows = n_rows,
                          .n_cols = n_cols,
-                         .n_tiles = paged__round_up(n_rows, PAGED__ROW_TILE) / PAGED__ROW_TILE,
+                         .n_tiles = n_tiles_of(type, n_rows),
                          .data = data,
                          .tile_bytes = tile_bytes_of(type, n_cols)};
 }
@@ -170,7 +175,7 @@ static void pack_tile(const paged__matrix *w, uint8_t *tile, const uint8_t *rows
     const int32_t n_blocks = w->n_cols / gguf[type].cols;
     const bool is_k = paged__is_k(type);
     for (int32_t b = 0; b < n_blocks; b++) {
-        uint8_t *unit = tile + (size_t)(is_k ? b : b / 2) * (size_t)paged__unit_bytes(type);
+        uint8_t *unit = tile + (size_t)(is_k ? b : b / 2) * (size_t)paged__unit_step(type);
         for (int32_t r = 0; r < n_rows; r++) {
             const uint8_t *src = rows + (size_t)r * row_bytes + (size_t)b * (size_t)gguf[type].bytes;
             switch (type) {
@@ -212,17 +217,27 @@ static void pack_float_tile(const paged__matrix *w, uint8_t *tile, const uint8_t
         }
 }
 
+static void clear_tile(const paged__matrix *w, uint8_t *tile) {
+    if (!paged__is_quantised(w->type)) {
+        memset(tile, 0, w->tile_bytes);
+        return;
+    }
+    for (int32_t u = 0; u < n_units_of(w->type, w->n_cols); u++)
+        memset(tile + (size_t)u * (size_t)paged__unit_step(w->type), 0, (size_t)paged__unit_bytes(w->type));
+}
+
 void paged__matrix_pack(const paged__matrix *w, const void *rows, size_t row_bytes, int32_t ith,
                         int32_t nth) {
     const int32_t begin = (int32_t)((int64_t)w->n_tiles * ith / nth);
     const int32_t end = (int32_t)((int64_t)w->n_tiles * (ith + 1) / nth);
     const int32_t unit_cols = paged__unit_blocks(w->type) * PAGED__ACT_BLOCK;
     for (int32_t t = begin; t < end; t++) {
-        uint8_t *tile = w->data + (size_t)t * w->tile_bytes;
+        uint8_t *tile = w->data + (paged__tile_at(w, t) - w->data);
         const uint8_t *src = (const uint8_t *)rows + (size_t)t * PAGED__ROW_TILE * row_bytes;
         const int32_t n_rows = PAGED_MIN(PAGED__ROW_TILE, w->n_rows - t * PAGED__ROW_TILE);
-        if (n_rows < PAGED__ROW_TILE || w->n_cols % unit_cols != 0) memset(tile, 0, w->tile_bytes);
-        (paged__is_quantised(w->type) ? pack_tile : pack_float_tile)(w, tile, src, row_bytes, n_rows);
+        if (n_rows < PAGED__ROW_TILE || w->n_cols % unit_cols != 0) clear_tile(w, tile);
+        if (n_rows > 0)
+            (paged__is_quantised(w->type) ? pack_tile : pack_float_tile)(w, tile, src, row_bytes, n_rows);
     }
 }
 
@@ -243,8 +258,7 @@ static uint32_t quant_at(const uint8_t *block, int r, int j, paged__weight_type 
 void paged__block_read(const paged__matrix *w, int32_t tile, int32_t block, paged__block *out) {
     const paged__weight_type type = w->type;
     const int n = paged__unit_blocks(type), b = block % n;
-    const uint8_t *unit =
-        w->data + (size_t)tile * w->tile_bytes + (size_t)(block / n) * (size_t)paged__unit_bytes(type);
+    const uint8_t *unit = paged__tile_at(w, tile) + (size_t)(block / n) * (size_t)paged__unit_step(type);
     const uint8_t *scales = unit + 64 + b * 32;
     out->zero = paged__has_min(type) ? 0 : 1 << paged__zero_shift(type);
     for (int r = 0; r < PAGED__ROW_TILE; r++) {
@@ -276,7 +290,7 @@ void paged__matrix_row(const paged__matrix *w, int32_t row, float *out) {
     const int32_t tile = row / PAGED__ROW_TILE, r = row % PAGED__ROW_TILE;
     if (!paged__is_quantised(w->type)) {
         for (int64_t k = 0; k < w->n_cols; k++)
-            out[k] = float_at(w->data + (size_t)tile * w->tile_bytes, k * 16 + r, w->type);
+            out[k] = float_at(paged__tile_at(w, tile), k * 16 + r, w->type);
         return;
     }
     paged__block block;

@@ -1,7 +1,8 @@
 /* ops/linear_kernels.h: inside of linear layers: how packed weights and activations lie in memory, and the
  * table of kernels, one for each instruction set.
  *
- * A tile of a quantised matrix is a row of units, a unit 64 columns (256 for K-quants) of 16 rows:
+ * A tile of a quantised matrix is a row of units, a unit 64 columns (256 for K-quants) of 16 rows. Two tiles
+ * lie side by side, unit by unit, so that a kernel that works on both reads one stream. A unit:
  *
  *     head    d of every block      2 × f16[16]                              K: d f16[16], -dmin f16[16]
  *             m (Q4_1 only)         2 × f16[16]                                 8 × scale u8[16], min u8[16]
@@ -23,6 +24,10 @@
  *     i   = sum of (u - zero) * q, an exact integer below 2^24          (a half block for Q6_K, twice)
  *     acc = fma((float)i, d * s, acc)
  *     acc = fma(m, s * sum q, acc)                                      only the formats with minima
+ *
+ * and for F32, F16, BF16 over ascending blocks of 64 columns, which keeps errors small in long rows:
+ *
+ *     part = fma(w, x, part) from 0 over ascending columns; acc = acc + part
  */
 #ifndef PAGED_OPS_LINEAR_KERNELS_H
 #define PAGED_OPS_LINEAR_KERNELS_H
@@ -31,6 +36,7 @@
 
 enum {
     PAGED__ACT_GROUP = 6,    /* tokens */
+    PAGED__FLOAT_BLOCK = 64, /* columns of a partial sum of F32, F16 and BF16 */
     PAGED__PANEL_COLS = 512, /* columns that a kernel works on before it goes to the next tokens */
     PAGED__SUMS_MAX = 3072   /* floats that one call of `sums` gives */
 };
@@ -44,7 +50,8 @@ typedef struct paged__act_block {
 typedef struct paged__linear_kernels_table {
     const char *name;
     /* sums[n_tokens][n_tiles * 16] of the tiles tile0 … and tokens token0 …; token0 begins a group. n_tiles
-     * is at most paged__tiles_at_once(), and n_tokens * n_tiles * 16 at most PAGED__SUMS_MAX. */
+     * is paged__tiles_at_once(), or less of F32, F16 and BF16; n_tokens * n_tiles * 16 at most
+     * PAGED__SUMS_MAX. */
     void (*sums)(float *sums, const paged__matrix *w, int32_t tile0, int32_t n_tiles, const paged__act *x,
                  int32_t token0, int32_t n_tokens);
     /* One token, n rows: y from the sums a (of GLU: gate), and b, the sums of up or the residual. Biases may
@@ -94,6 +101,10 @@ static inline int paged__block_bytes(paged__weight_type type) {
 static inline int paged__unit_bytes(paged__weight_type type) {
     return paged__head_bytes(type) + paged__unit_blocks(type) * paged__block_bytes(type);
 }
+/* From a unit of a tile to its next. */
+static inline int paged__unit_step(paged__weight_type type) {
+    return 2 * paged__unit_bytes(type);
+}
 static inline int paged__float_bytes(paged__weight_type type) {
     return type == PAGED__W_F32 ? 4 : 2;
 }
@@ -107,6 +118,13 @@ static inline int32_t paged__act_blocks(int32_t n_cols) {
 }
 static inline int32_t paged__tiles_at_once(paged__weight_type type) {
     return paged__is_quantised(type) ? 2 : 4;
+}
+
+/* Where the tile begins. */
+static inline const uint8_t *paged__tile_at(const paged__matrix *w, int32_t tile) {
+    if (!paged__is_quantised(w->type)) return w->data + (size_t)tile * w->tile_bytes;
+    return w->data + (size_t)(tile & ~1) * w->tile_bytes +
+           (size_t)(tile & 1) * (size_t)paged__unit_bytes(w->type);
 }
 
 /* Where a group's activations begin, and how many tokens it has. */

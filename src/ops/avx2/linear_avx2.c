@@ -86,7 +86,7 @@ INLINE __m256 min_of(const uint8_t *unit, int64_t b, const int h, const paged__w
 }
 
 INLINE void unpack(uint8_t *panel, const uint8_t *unit, int64_t n_units, const paged__weight_type type) {
-    for (int64_t u = 0; u < n_units; u++, unit += paged__unit_bytes(type))
+    for (int64_t u = 0; u < n_units; u++, unit += paged__unit_step(type))
         for (int64_t b = 0; b < paged__unit_blocks(type); b++, panel += PANEL_BLOCK) {
             const uint8_t *block = unit + paged__head_bytes(type) + b * paged__block_bytes(type);
             float *scales = (float *)(void *)(panel + 512);
@@ -171,7 +171,7 @@ INLINE void tile_sums(float *out, int64_t stride, const uint8_t *tile, int64_t n
     const int64_t unit_blocks = paged__unit_blocks(type), most = PANEL_BLOCKS / unit_blocks;
     for (int64_t u = 0; u < n_units; u += most) {
         const int64_t n = PAGED_MIN(most, n_units - u), n_blocks = n * unit_blocks;
-        unpack(panel, tile + u * paged__unit_bytes(type), n, type);
+        unpack(panel, tile + u * paged__unit_step(type), n, type);
         for (int32_t t = 0; t < n_tokens;) {
             const int64_t width = paged__group_tokens(x, token0 + t);
             const paged__act_block *at =
@@ -213,12 +213,11 @@ INLINE __m256 column(const uint8_t *tile, int64_t k, const int h, const paged__w
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 
-INLINE void columns(float *out, int64_t stride, const uint8_t *tile, int64_t n_cols, const float *x,
+/* One partial sum. */
+INLINE void part_of(float *out, int64_t stride, const uint8_t *tile, int64_t n_cols, const float *x,
                     const int n_tokens, const paged__weight_type type) {
     __m256 acc[2][PAGED__ACT_GROUP];
-    UNROLL for (int t = 0; t < n_tokens; t++) {
-        UNROLL for (int h = 0; h < 2; h++) acc[h][t] = _mm256_loadu_ps(out + t * stride + h * 8);
-    }
+    UNROLL for (int t = 0; t < n_tokens; t++) acc[0][t] = acc[1][t] = _mm256_setzero_ps();
     for (int64_t k = 0; k < n_cols; k++, x += n_tokens) {
         const __m256 w[2] = {column(tile, k, 0, type), column(tile, k, 1, type)};
         UNROLL for (int t = 0; t < n_tokens; t++) {
@@ -227,8 +226,18 @@ INLINE void columns(float *out, int64_t stride, const uint8_t *tile, int64_t n_c
         }
     }
     UNROLL for (int t = 0; t < n_tokens; t++) {
-        UNROLL for (int h = 0; h < 2; h++) _mm256_storeu_ps(out + t * stride + h * 8, acc[h][t]);
+        UNROLL for (int h = 0; h < 2; h++) {
+            float *sum = out + t * stride + h * 8;
+            _mm256_storeu_ps(sum, _mm256_add_ps(_mm256_loadu_ps(sum), acc[h][t]));
+        }
     }
+}
+
+INLINE void columns(float *out, int64_t stride, const uint8_t *tile, int64_t n_cols, const float *x,
+                    const int n_tokens, const paged__weight_type type) {
+    for (int64_t c = 0; c < n_cols; c += PAGED__FLOAT_BLOCK)
+        part_of(out, stride, tile + c * 16 * paged__float_bytes(type),
+                PAGED_MIN(PAGED__FLOAT_BLOCK, n_cols - c), x + c * n_tokens, n_tokens, type);
 }
 
 INLINE void float_tile(float *out, int64_t stride, const uint8_t *tile, int64_t n_cols, const paged__act *x,
@@ -287,8 +296,8 @@ static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_ti
                           : w->n_cols;
     memset(out, 0, (size_t)(n_tokens * stride) * sizeof *out);
     for (int32_t i = 0; i < n_tiles; i++)
-        tile_fns[w->type](out + i * PAGED__ROW_TILE, stride, w->data + (size_t)(tile0 + i) * w->tile_bytes, n,
-                          x, token0, n_tokens);
+        tile_fns[w->type](out + i * PAGED__ROW_TILE, stride, paged__tile_at(w, tile0 + i), n, x, token0,
+                          n_tokens);
 }
 
 const paged__linear_kernels_table paged__linear_avx2 = {

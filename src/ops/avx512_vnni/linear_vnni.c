@@ -159,58 +159,58 @@ INLINE void block(__m512 acc[TILES][PAGED__ACT_GROUP], const block_at *at, const
     }
 }
 
-/* A job of the functions below. With one tile, tile[1] is tile[0] again, and its sums go nowhere. */
+/* A job of the functions below. */
 typedef struct task {
-    float *sums; /* [n_tokens][n_tiles * 16] */
-    int32_t n_tiles;
-    const uint8_t *tile[TILES]; /* packed, or the panel */
-    int64_t n_units;            /* panel: blocks */
-    const paged__act_block *x;  /* of the group, at the first of the units */
-    int shift;                  /* panel: log2 of zero */
+    float *sums;               /* [n_tokens][TILES * 16] */
+    const uint8_t *tile;       /* two side by side, packed; or the panel */
+    int64_t n_units;           /* panel: blocks */
+    const paged__act_block *x; /* of the group, at the first of the units */
+    int shift;                 /* panel: log2 of zero */
+    const uint8_t *next;       /* panel: what to bring into the cache meanwhile, … */
+    int64_t next_bytes;        /* … so much a block */
 } task;
 
-INLINE void load_sums(__m512 acc[TILES][PAGED__ACT_GROUP], const task *k, const int n_tokens) {
+enum { STRIDE = TILES * PAGED__ROW_TILE }; /* of sums */
+
+INLINE void load_sums(__m512 acc[TILES][PAGED__ACT_GROUP], const float *sums, const int n_tokens) {
     UNROLL for (int t = 0; t < n_tokens; t++) {
-        const float *sums = k->sums + t * k->n_tiles * PAGED__ROW_TILE;
-        acc[0][t] = _mm512_load_ps(sums);
-        acc[1][t] = k->n_tiles > 1 ? _mm512_load_ps(sums + 16) : _mm512_setzero_ps();
+        acc[0][t] = _mm512_load_ps(sums + t * STRIDE);
+        acc[1][t] = _mm512_load_ps(sums + t * STRIDE + 16);
     }
 }
-INLINE void store_sums(const task *k, __m512 acc[TILES][PAGED__ACT_GROUP], const int n_tokens) {
+INLINE void store_sums(float *sums, __m512 acc[TILES][PAGED__ACT_GROUP], const int n_tokens) {
     UNROLL for (int t = 0; t < n_tokens; t++) {
-        float *sums = k->sums + t * k->n_tiles * PAGED__ROW_TILE;
-        _mm512_store_ps(sums, acc[0][t]);
-        if (k->n_tiles > 1) _mm512_store_ps(sums + 16, acc[1][t]);
+        _mm512_store_ps(sums + t * STRIDE, acc[0][t]);
+        _mm512_store_ps(sums + t * STRIDE + 16, acc[1][t]);
     }
+}
+
+INLINE void prefetch(const uint8_t *from, int64_t n) {
+    for (int64_t i = 0; i < n; i += 64) _mm_prefetch((const char *)from + i, _MM_HINT_T0);
 }
 
 /* ---- few tokens: straight from the packed format ---- */
 
 /* Memory is asked for so much ahead of use. */
-enum { AHEAD = 2048 };
-
-INLINE void prefetch(const uint8_t *from, const int64_t n) {
-    for (int64_t i = 0; i < n; i += 64) _mm_prefetch((const char *)from + AHEAD + i, _MM_HINT_T0);
-}
+enum { AHEAD = 4096 };
 
 INLINE void packed_units(const task *k, const int n_tokens, const paged__weight_type type) {
     const source from = {type, false};
     __m512 acc[TILES][PAGED__ACT_GROUP];
     UNROLL for (int t = 0; t < n_tokens; t++) acc[0][t] = acc[1][t] = _mm512_setzero_ps();
-    block_at at = {.unit = {k->tile[0], k->tile[1]}};
+    block_at at = {.unit = {k->tile, k->tile + paged__unit_bytes(type)}};
     const paged__act_block *x = k->x;
     for (int64_t u = 0; u < k->n_units; u++) {
-        prefetch(at.unit[0], paged__head_bytes(type));
-        prefetch(at.unit[1], paged__head_bytes(type));
-        ROLLED for (at.b = 0; at.b < paged__unit_blocks(type); at.b++, x += n_tokens) {
-            prefetch(block_of(at.unit[0], at.b, type), paged__block_bytes(type));
-            prefetch(block_of(at.unit[1], at.b, type), paged__block_bytes(type));
+        const uint8_t *next = at.unit[0] + AHEAD;
+        const int64_t n_blocks = paged__unit_blocks(type), share = paged__unit_step(type) / n_blocks;
+        ROLLED for (at.b = 0; at.b < n_blocks; at.b++, x += n_tokens, next += share) {
+            prefetch(next, share);
             block(acc, &at, x, n_tokens, from);
         }
-        at.unit[0] += paged__unit_bytes(type);
-        at.unit[1] += paged__unit_bytes(type);
+        at.unit[0] += paged__unit_step(type);
+        at.unit[1] += paged__unit_step(type);
     }
-    store_sums(k, acc, n_tokens);
+    store_sums(k->sums, acc, n_tokens);
 }
 
 /* ---- many tokens: through a panel [blocks][TILES] ---- */
@@ -218,23 +218,24 @@ INLINE void packed_units(const task *k, const int n_tokens, const paged__weight_
 INLINE void panel_blocks(const task *k, const int n_tokens, const paged__weight_type like) {
     const source from = {like, true};
     __m512 acc[TILES][PAGED__ACT_GROUP];
-    load_sums(acc, k, n_tokens);
-    block_at at = {.unit = {k->tile[0], k->tile[1]}, .shift = _mm_cvtsi32_si128(k->shift)};
+    load_sums(acc, k->sums, n_tokens);
+    block_at at = {.unit = {k->tile, k->tile + PANEL_BLOCK}, .shift = _mm_cvtsi32_si128(k->shift)};
     const paged__act_block *x = k->x;
-    ROLLED for (int64_t b = 0; b < k->n_units; b++, x += n_tokens) {
+    const uint8_t *next = k->next;
+    ROLLED for (int64_t b = 0; b < k->n_units; b++, x += n_tokens, next += k->next_bytes) {
+        prefetch(next, k->next_bytes);
         block(acc, &at, x, n_tokens, from);
         at.unit[0] += TILES * PANEL_BLOCK;
         at.unit[1] += TILES * PANEL_BLOCK;
     }
-    store_sums(k, acc, n_tokens);
+    store_sums(k->sums, acc, n_tokens);
 }
 
 /* One tile's share of the panel. */
 INLINE void unpack_tile(uint8_t *panel, const uint8_t *unit, int64_t n_units, const paged__weight_type type) {
-    for (int64_t u = 0; u < n_units; u++, unit += paged__unit_bytes(type))
+    for (int64_t u = 0; u < n_units; u++, unit += paged__unit_step(type))
         ROLLED for (int64_t b = 0; b < paged__unit_blocks(type); b++, panel += TILES * PANEL_BLOCK) {
             const uint8_t *from = block_of(unit, b, type);
-            prefetch(from, paged__block_bytes(type));
             UNROLL for (int i = 0; i < 4; i++) {
                 _mm512_store_si512(panel + i * 64, quants(from, i, 0, type));
                 _mm512_store_si512(panel + 256 + i * 64, quants(from, i, 1, type));
@@ -286,50 +287,47 @@ static const unpack_fn unpack[PAGED__N_WEIGHT_TYPES] = {FORMATS(UNPACK)};
 static const task_fn panel_plain[] = LIST(panel_blocks, Q8_0), panel_min[] = LIST(panel_blocks, Q4_1),
                      panel_halves[] = LIST(panel_blocks, Q6_K);
 
-static void sums_by_panel(float *out, const paged__matrix *w, const uint8_t *tile, int32_t n_tiles,
-                          int64_t n_units, const paged__act *x, int32_t token0, int32_t n_tokens) {
+static void sums_by_panel(float *out, const paged__matrix *w, const uint8_t *tile, int64_t n_units,
+                          const paged__act *x, int32_t token0, int32_t n_tokens) {
     _Alignas(64) uint8_t panel[PANEL_BLOCKS * TILES * PANEL_BLOCK];
     const int64_t unit_blocks = paged__unit_blocks(w->type), most = PANEL_BLOCKS / unit_blocks;
     const task_fn *run = w->type == PAGED__W_Q6_K  ? panel_halves
                          : paged__has_min(w->type) ? panel_min
                                                    : panel_plain;
-    const int32_t stride = n_tiles * PAGED__ROW_TILE;
-    memset(out, 0, (size_t)(n_tokens * stride) * sizeof *out);
+    memset(out, 0, (size_t)(n_tokens * STRIDE) * sizeof *out);
     for (int64_t u = 0; u < n_units; u += most) {
         const int64_t n = PAGED_MIN(most, n_units - u);
-        for (int32_t r = 0; r < n_tiles; r++)
-            unpack[w->type](panel + r * PANEL_BLOCK,
-                            tile + r * (int64_t)w->tile_bytes + u * paged__unit_bytes(w->type), n);
+        const uint8_t *units = tile + u * paged__unit_step(w->type);
+        unpack[w->type](panel, units, n);
+        unpack[w->type](panel + PANEL_BLOCK, units + paged__unit_bytes(w->type), n);
+        task k = {.tile = panel,
+                  .n_units = n * unit_blocks,
+                  .shift = paged__zero_shift(w->type),
+                  .next = units + n * paged__unit_step(w->type),
+                  .next_bytes = paged__unit_step(w->type) / unit_blocks};
         for (int32_t t = 0; t < n_tokens; t += PAGED__ACT_GROUP) {
             const int32_t width = paged__group_tokens(x, token0 + t);
-            const task k = {.sums = out + t * stride,
-                            .n_tiles = n_tiles,
-                            .tile = {panel, n_tiles > 1 ? panel + PANEL_BLOCK : panel},
-                            .n_units = n * unit_blocks,
-                            .x = paged__group_blocks(x, token0 + t) + u * unit_blocks * width,
-                            .shift = paged__zero_shift(w->type)};
+            k.sums = out + t * STRIDE;
+            k.x = paged__group_blocks(x, token0 + t) + u * unit_blocks * width;
             run[width - 1](&k);
+            k.next_bytes = 0; /* it is there now */
         }
     }
 }
 
 static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_tiles, const paged__act *x,
                  int32_t token0, int32_t n_tokens) {
-    const uint8_t *tile = w->data + (size_t)tile0 * w->tile_bytes;
+    const uint8_t *tile = paged__tile_at(w, tile0);
     if (!paged__is_quantised(w->type)) {
         paged__vnni_float_sums(out, w, tile, n_tiles, x, token0, n_tokens);
         return;
     }
     const int64_t n_units = (int64_t)w->tile_bytes / paged__unit_bytes(w->type);
     if (n_tokens > PAGED__ACT_GROUP) {
-        sums_by_panel(out, w, tile, n_tiles, n_units, x, token0, n_tokens);
+        sums_by_panel(out, w, tile, n_units, x, token0, n_tokens);
         return;
     }
-    const task k = {.sums = out,
-                    .n_tiles = n_tiles,
-                    .tile = {tile, n_tiles > 1 ? tile + w->tile_bytes : tile},
-                    .n_units = n_units,
-                    .x = paged__group_blocks(x, token0)};
+    const task k = {.sums = out, .tile = tile, .n_units = n_units, .x = paged__group_blocks(x, token0)};
     packed[w->type][n_tokens - 1](&k);
 }
 

@@ -23,14 +23,16 @@ typedef struct task {
 
 enum { AHEAD = 1024 }; /* bytes; each of the tiles is a stream of its own */
 
-INLINE void columns(const task *k, const int n_tiles, const int n_tokens, const paged__weight_type type) {
+/* One partial sum. */
+INLINE void columns(const task *k, int64_t begin, int64_t end, const int n_tiles, const int n_tokens,
+                    const paged__weight_type type) {
     __m512 acc[4][PAGED__ACT_GROUP];
     UNROLL for (int t = 0; t < n_tokens; t++) {
-        UNROLL for (int r = 0; r < n_tiles; r++) acc[r][t] = _mm512_load_ps(k->sums + t * k->stride + r * 16);
+        UNROLL for (int r = 0; r < n_tiles; r++) acc[r][t] = _mm512_setzero_ps();
     }
     const uint8_t *tile = k->tile;
-    const float *x = k->x;
-    for (int64_t c = 0; c < k->n_cols; c++, x += n_tokens) {
+    const float *x = k->x + begin * n_tokens;
+    for (int64_t c = begin; c < end; c++, x += n_tokens) {
         __m512 w[4];
         UNROLL for (int r = 0; r < n_tiles; r++) {
             const uint8_t *from = tile + r * k->tile_bytes;
@@ -43,13 +45,17 @@ INLINE void columns(const task *k, const int n_tiles, const int n_tokens, const 
         }
     }
     UNROLL for (int t = 0; t < n_tokens; t++) {
-        UNROLL for (int r = 0; r < n_tiles; r++) _mm512_store_ps(k->sums + t * k->stride + r * 16, acc[r][t]);
+        UNROLL for (int r = 0; r < n_tiles; r++) {
+            float *sum = k->sums + t * k->stride + r * 16;
+            _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), acc[r][t]));
+        }
     }
 }
 
 #define SHAPE(type, tiles, tokens)                                                                           \
     static void columns_##type##_##tiles##_##tokens(const task *k) {                                         \
-        columns(k, tiles, tokens, PAGED__W_##type);                                                          \
+        for (int64_t c = 0; c < k->n_cols; c += PAGED__FLOAT_BLOCK)                                          \
+            columns(k, c, PAGED_MIN(c + PAGED__FLOAT_BLOCK, k->n_cols), tiles, tokens, PAGED__W_##type);     \
     }
 #define SHAPES(type, tiles)                                                                                  \
     SHAPE(type, tiles, 1)                                                                                    \

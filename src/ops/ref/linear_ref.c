@@ -43,14 +43,16 @@ static float weight(const uint8_t *tile, int64_t e, paged__weight_type type) {
 
 static void tile_float(float *sums, int32_t stride, const paged__matrix *w, int32_t tile, const paged__act *x,
                        int32_t token0, int32_t n_tokens) {
-    const uint8_t *data = w->data + (size_t)tile * w->tile_bytes;
+    const uint8_t *data = paged__tile_at(w, tile);
     for (int32_t t = 0; t < n_tokens; t++) {
         const int32_t token = token0 + t, width = paged__group_tokens(x, token);
         const float *act = paged__group_floats(x, token) + token % PAGED__ACT_GROUP;
-        for (int64_t k = 0; k < w->n_cols; k++)
+        for (int32_t first = 0; first < w->n_cols; first += PAGED__FLOAT_BLOCK)
             for (int r = 0; r < PAGED__ROW_TILE; r++) {
-                float *sum = sums + t * stride + r;
-                *sum = fmaf(weight(data, k * 16 + r, w->type), act[k * width], *sum);
+                float part = 0;
+                for (int64_t k = first; k < PAGED_MIN(first + PAGED__FLOAT_BLOCK, w->n_cols); k++)
+                    part = fmaf(weight(data, k * 16 + r, w->type), act[k * width], part);
+                sums[t * stride + r] += part;
             }
     }
 }

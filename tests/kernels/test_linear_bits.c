@@ -1,0 +1,188 @@
+/* Goal: an output of a linear layer has one bit pattern: alone or among 70 tokens, on any number of threads,
+ * in a stack of matrices or on its own, on every instruction set; and what is wrong with one token, or lies
+ * beside the rows, touches no other. Method: the reference, each token alone on one thread, against all
+ * else. */
+#include "kernels/linear_world.h"
+
+enum { N_TOKENS = 70 };
+
+static bool same(const float *a, const float *b, int64_t n) {
+    return memcmp(a, b, (size_t)n * sizeof *a) == 0;
+}
+
+/* y [n_tokens, sum of rows] of one epilogue over up to 4 matrices. */
+static float *run_stack(const paged__linear_job *base, const paged__act *act, int64_t n_out, int32_t nth) {
+    paged__linear_job job = *base;
+    job.x = act;
+    job.y = take((size_t)(act->n_tokens * n_out), sizeof(float));
+    job.y_stride = n_out;
+    for (int32_t i = 0; i < nth; i++) paged__linear_run(&job, i, nth);
+    return job.y;
+}
+
+/* Each token alone, one thread, reference kernels. */
+static float *run_alone(const paged__linear_job *base, const inputs *in, bool quantised, int64_t n_out) {
+    CHECK(linear_isa_use(0));
+    float *all = take((size_t)(N_TOKENS * n_out), sizeof *all);
+    for (int32_t t = 0; t < N_TOKENS; t++) {
+        paged__linear_job job = *base;
+        if (job.residual) job.residual += t * job.residual_stride;
+        paged__act act = activate(in, quantised, t, 1);
+        float *y = run_stack(&job, &act, n_out, 1);
+        memcpy(all + t * n_out, y, (size_t)n_out * sizeof *y);
+        free(y);
+        free(act.data);
+    }
+    return all;
+}
+
+/* Runs of some tokens from `first` on, on every instruction set, against `want`. */
+static void check_batches(const paged__linear_job *base, const inputs *in, bool quantised, int64_t n_out,
+                          const float *want) {
+    static const struct {
+        int32_t first, n, nth;
+    } runs[] = {{0, 70, 1}, {0, 70, 3}, {3, 1, 1}, {5, 2, 2}, {0, 6, 7}, {11, 7, 2}, {1, 13, 1}, {20, 50, 5}};
+    for (int32_t isa = 0; isa < N_LINEAR_ISAS; isa++) {
+        if (!linear_isa_use(isa)) continue;
+        for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
+            const int32_t first = runs[i].first, n = runs[i].n;
+            paged__linear_job job = *base;
+            if (job.residual) job.residual += first * job.residual_stride;
+            paged__act act = activate(in, quantised, first, n);
+            float *y = run_stack(&job, &act, n_out, runs[i].nth);
+            if (!same(y, want + first * n_out, n * n_out))
+                test_fail(__FILE__, __LINE__, "%s, %d tokens from %d on %d threads differ from each alone",
+                          paged__linear_kernels(), n, first, runs[i].nth);
+            free(y);
+            free(act.data);
+        }
+    }
+    paged_cpu_mask(~0u);
+}
+
+static void one_matrix(void) {
+    uint64_t rng = test_seed;
+    for (int32_t type = 0; type < PAGED__N_WEIGHT_TYPES; type++) {
+        const bool quantised = paged__wants_quantised((paged__weight_type)type);
+        weights v = weights_make((paged__weight_type)type, 77, quantised ? 768 : 601, true, 1, &rng);
+        inputs in = inputs_make(N_TOKENS, v.w.n_cols, &rng);
+        const paged__linear_job job = {.w = {&v.w}, .n_w = 1};
+        float *want = run_alone(&job, &in, quantised, 77);
+        check_batches(&job, &in, quantised, 77, want);
+        free(want);
+        inputs_free(&in);
+        weights_free(&v);
+    }
+}
+
+/* Three matrices of different formats with one input: the same as each on its own. */
+static void stacks(void) {
+    static const paged__weight_type types[3] = {PAGED__W_Q4_K, PAGED__W_Q8_0, PAGED__W_Q6_K};
+    static const int32_t n_rows[3] = {64, 33, 48}, before[3] = {0, 64, 97};
+    enum { N_OUT = 145 };
+    uint64_t rng = test_seed;
+    weights v[3];
+    for (int32_t i = 0; i < 3; i++) v[i] = weights_make(types[i], n_rows[i], 512, false, 1, &rng);
+    inputs in = inputs_make(N_TOKENS, 512, &rng);
+    float *want = take((size_t)N_TOKENS * N_OUT, sizeof *want), bias[N_OUT];
+    for (int32_t e = 0; e < N_OUT; e++) bias[e] = draw_unit(&rng);
+    for (int32_t i = 0; i < 3; i++) {
+        const paged__linear_job job = {.w = {&v[i].w}, .n_w = 1, .bias = {i == 1 ? NULL : bias + before[i]}};
+        float *y = run_alone(&job, &in, true, n_rows[i]);
+        for (int32_t t = 0; t < N_TOKENS; t++)
+            memcpy(want + t * N_OUT + before[i], y + t * n_rows[i], (size_t)n_rows[i] * sizeof *y);
+        free(y);
+    }
+    const paged__linear_job job = {
+        .w = {&v[0].w, &v[1].w, &v[2].w}, .n_w = 3, .bias = {bias, NULL, bias + before[2]}};
+    check_batches(&job, &in, true, N_OUT, want);
+    free(want);
+    inputs_free(&in);
+    for (int32_t i = 0; i < 3; i++) weights_free(&v[i]);
+}
+
+static void epilogues(void) {
+    uint64_t rng = test_seed;
+    weights gate = weights_make(PAGED__W_Q4_1, 53, 96, false, 1, &rng),
+            up = weights_make(PAGED__W_Q5_0, 53, 96, false, 1, &rng);
+    inputs in = inputs_make(N_TOKENS, 96, &rng), residual = inputs_make(N_TOKENS, 53, &rng);
+    const float *bias = residual.x + 2 * residual.stride;
+    for (int32_t e = PAGED__ADD; e <= PAGED__GEGLU; e++) {
+        const bool add = e == PAGED__ADD;
+        const paged__linear_job job = {.w = {&gate.w, add ? NULL : &up.w},
+                                       .n_w = add ? 1 : 2,
+                                       .bias = {NULL, add ? NULL : bias},
+                                       .epilogue = (paged__epilogue)e,
+                                       .residual = add ? residual.x : NULL,
+                                       .residual_stride = residual.stride};
+        float *want = run_alone(&job, &in, true, 53);
+        for (int32_t i = 0; i < N_TOKENS * 53; i++) CHECK(isfinite(want[i]));
+        check_batches(&job, &in, true, 53, want);
+        free(want);
+    }
+    inputs_free(&in);
+    inputs_free(&residual);
+    weights_free(&gate);
+    weights_free(&up);
+}
+
+/* A token that holds NaN or an infinity: all its outputs are NaN, and all others as without it. */
+static void poison(void) {
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    uint64_t rng = test_seed;
+    for (int32_t type = 0; type < PAGED__N_WEIGHT_TYPES; type++) {
+        const bool quantised = paged__wants_quantised((paged__weight_type)type);
+        weights v = weights_make((paged__weight_type)type, 40, 256, false, 1, &rng);
+        inputs in = inputs_make(N_TOKENS, 256, &rng);
+        const paged__linear_job job = {.w = {&v.w}, .n_w = 1};
+        float *want = run_alone(&job, &in, quantised, 40);
+        for (int32_t i = 0; i < 3; i++) in.x[(i * 20 + 7) * in.stride + draw(&rng, 256)] = bad[i];
+        for (int32_t isa = 0; isa < N_LINEAR_ISAS; isa++) {
+            if (!linear_isa_use(isa)) continue;
+            paged__act act = activate(&in, quantised, 0, N_TOKENS);
+            float *y = run_stack(&job, &act, 40, 2);
+            for (int32_t t = 0; t < N_TOKENS; t++) {
+                const bool is_bad = t % 20 == 7 && t < 60;
+                if (!is_bad) CHECK(same(y + t * 40, want + t * 40, 40));
+                for (int32_t r = 0; r < 40 && is_bad; r++) CHECK(!isfinite(y[t * 40 + r]));
+            }
+            free(y);
+            free(act.data);
+        }
+        free(want);
+        inputs_free(&in);
+        weights_free(&v);
+    }
+    paged_cpu_mask(~0u);
+}
+
+/* Values that quantisation may stumble over: bytes of activations are the same on all instruction sets. */
+static void activations(void) {
+    static const float odd[] = {0.0f,     -0.0f,     0x1p-149f, 0x1p-126f, 0x1p-101f, 0x1p-100f,
+                                0x1p-99f, 3.0e38f,   -3.4e38f,  1.0f,      0.5f,      NAN,
+                                INFINITY, -INFINITY, 126.5f,    127.0f};
+    enum { N = 96, ROUNDS = 300 };
+    uint64_t rng = test_seed;
+    float x[N], norm[N];
+    for (int32_t k = 0; k < N; k++) norm[k] = draw_unit(&rng);
+    const size_t bytes = paged__act_bytes(true, 1, N);
+    uint8_t *data[N_LINEAR_ISAS];
+    for (int32_t isa = 0; isa < N_LINEAR_ISAS; isa++) data[isa] = take_aligned(bytes);
+    for (int32_t i = 0; i < ROUNDS; i++) {
+        for (int32_t k = 0; k < N; k++)
+            x[k] = draw(&rng, 4) == 0 ? odd[draw(&rng, i % 3 == 0 ? 16 : 11)]
+                                      : ldexpf(draw_unit(&rng), draw(&rng, i % 2 ? 4 : 60) - 30);
+        for (int32_t isa = 0; isa < N_LINEAR_ISAS; isa++) {
+            if (!linear_isa_use(isa)) continue;
+            const paged__act act = {.quantised = true, .n_tokens = 1, .n_cols = N, .data = data[isa]};
+            memset(data[isa], 0xaa, bytes);
+            paged__act_set(&act, 0, x, i % 4 == 1 ? norm : NULL, 1e-5f);
+            CHECK(memcmp(data[isa], data[0], bytes) == 0);
+        }
+    }
+    for (int32_t isa = 0; isa < N_LINEAR_ISAS; isa++) free(data[isa]);
+    paged_cpu_mask(~0u);
+}
+
+#define TESTS(X) X(one_matrix) X(stacks) X(epilogues) X(poison) X(activations)
+TEST_MAIN(TESTS)
