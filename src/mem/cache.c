@@ -318,6 +318,7 @@ paged_status paged_cache_kv(const paged_cache *cache, int32_t group, int32_t lay
 /* The same for the tail of a sequence, tile by tile. */
 static int64_t count_tail(const paged_cache *cache, const paged__group *gr, const paged__seq *seq,
                           int32_t round) {
+    if (!seq->has_tail) return 0;
     const int32_t *tiles = gr->tail_tiles + (seq - cache->seqs) * cache->n_tiles;
     int64_t n_slots = 0;
     for (int32_t i = 0; i < paged__seq_n_tiles(cache, seq); i++) {
