@@ -162,11 +162,10 @@ static void step_tiles(const unit *u, split_run *run, const paged__scratch *scra
 
 /* In one fixed order: lane i with i + 8, then 4, 2, 1. */
 static float sum_lanes(const float *lanes) {
-    float x[PAGED__L_LANES];
-    memcpy(x, lanes, sizeof x);
-    for (int32_t width = PAGED__L_LANES / 2; width > 0; width /= 2)
-        for (int32_t i = 0; i < width; i++) x[i] += x[i + width];
-    return x[0];
+    float x[8], y[4];
+    for (int32_t i = 0; i < 8; i++) x[i] = lanes[i] + lanes[i + 8];
+    for (int32_t i = 0; i < 4; i++) y[i] = x[i] + x[i + 4];
+    return (y[0] + y[2]) + (y[1] + y[3]);
 }
 
 /* Rows of the unit that see a token of t0 … t1 - 1: neighbours, since what rows see ascends. */
