@@ -143,8 +143,12 @@ static void step_tiles(const unit *u, split_run *run, const paged__scratch *scra
                            .n_tokens = PAGED_MIN(n_keys - t0, PAGED_ATTN_STEP),
                            .n_before = PAGED_MAX(first - t0, 0)};
     paged__tiles *k = &run->step.k, *v = &run->step.v;
+    paged__attn_step next = at;
+    next.t0 = t1;
+    next.n_tokens = PAGED_MIN(n_keys - t1, PAGED_ATTN_STEP);
+    next.n_before = 0; /* what the rows of this step see reaches beyond it */
     if (run->pack)
-        paged__tiles_pack(run->tiles, &at, scratch, run->widen, k->at, v->at);
+        paged__tiles_pack(run->tiles, &at, t1 < n_keys ? &next : NULL, scratch, run->widen, k->at, v->at);
     else if (run->widen)
         paged__tiles_widen(run->tiles, &at, scratch, k->at, v->at);
     else
@@ -153,10 +157,7 @@ static void step_tiles(const unit *u, split_run *run, const paged__scratch *scra
         memcpy(k->next, k->at, sizeof k->next);
         memcpy(v->next, v->at, sizeof v->next);
     } else {
-        at.t0 = t1;
-        at.n_tokens = PAGED_MIN(n_keys - t1, PAGED_ATTN_STEP);
-        at.n_before = 0; /* what the rows of this step see reaches beyond it */
-        paged__tiles_find(&at, k->next, v->next);
+        paged__tiles_find(&next, k->next, v->next);
     }
 }
 

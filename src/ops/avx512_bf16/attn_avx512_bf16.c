@@ -380,8 +380,8 @@ const paged__type_kernels paged__avx512_bf16_bf16 = {.q_bytes = q_bytes,
                                                      .qk = qk,
                                                      .softmax = softmax,
                                                      .pv = pv,
-                                                     .pack_k = paged__pack_k_bf16,
-                                                     .pack_v = paged__pack_v_bf16,
+                                                     .pack_k = paged__pack_k_bf16_avx512,
+                                                     .pack_v = paged__pack_v_bf16_avx512,
                                                      .to_f32 = paged__to_f32_bf16_avx512,
                                                      .from_f32 = paged__from_f32_bf16_avx512};
 
