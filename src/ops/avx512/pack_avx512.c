@@ -88,16 +88,24 @@ void paged__pack_k_f16_avx512(void *tile, const void *const *rows, int32_t head_
     }
 }
 
+INLINE __m512i pair_rows(__m256i low, __m256i high) {
+    return _mm512_or_si512(_mm512_cvtepu16_epi32(low), _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
+}
+
 /* [8][head_dim][2] */
 void paged__pack_v_bf16_avx512(void *tile, const void *const *rows, int32_t head_dim) {
     uint8_t *to = tile;
-    for (int64_t i = 0; i < PAGED_TILE; i += 2, to += (int64_t)head_dim * 4)
-        for (int64_t d = 0; d < head_dim; d += 16) {
-            __mmask16 mask = (__mmask16)mask_of(PAGED_MIN(head_dim - d, (int64_t)16));
-            __m512i low = _mm512_cvtepu16_epi32(
-                        _mm256_maskz_loadu_epi16(mask, (const uint8_t *)rows[i] + d * 2)),
-                    high = _mm512_cvtepu16_epi32(
-                        _mm256_maskz_loadu_epi16(mask, (const uint8_t *)rows[i + 1] + d * 2));
-            _mm512_mask_storeu_epi32(to + d * 4, mask, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-        }
+    for (int64_t i = 0; i < PAGED_TILE; i += 2, to += (int64_t)head_dim * 4) {
+        const uint8_t *low = rows[i], *high = rows[i + 1];
+        int64_t d = 0;
+        for (; d + 16 <= head_dim; d += 16)
+            _mm512_storeu_si512(to + d * 4,
+                                pair_rows(_mm256_loadu_si256((const __m256i *)(const void *)(low + d * 2)),
+                                          _mm256_loadu_si256((const __m256i *)(const void *)(high + d * 2))));
+        if (d == head_dim) continue;
+        __mmask16 mask = (__mmask16)mask_of(head_dim - d);
+        _mm512_mask_storeu_epi32(to + d * 4, mask,
+                                 pair_rows(_mm256_maskz_loadu_epi16(mask, low + d * 2),
+                                           _mm256_maskz_loadu_epi16(mask, high + d * 2)));
+    }
 }
