@@ -97,7 +97,7 @@ static inline float paged__exp2(float x) {
 }
 
 static inline size_t paged__type_bytes(paged_type type) {
-    return type == PAGED_TYPE_F32 ? 4 : 2;
+    return type == PAGED_TYPE_F32 ? 4 : type == PAGED_TYPE_I8 ? 1 : 2;
 }
 
 /* The best table for the flags; a static object. */
