@@ -80,18 +80,26 @@ static size_t round_up_16(size_t n) {
 static size_t place_scratch(const paged_attn *attn, float *at, paged__scratch *out) {
     size_t rows = (size_t)attn->rows_max, dk = (size_t)attn->config.head_dim_k,
            dv = (size_t)attn->config.head_dim_v;
-    float **arrays[] = {&out->q, &out->s, &out->l, &out->acc, &out->cur, &out->k_tiles, &out->v_tiles};
-    size_t sizes[] = {rows * dk,
+    float *q, *p,
+        **arrays[] = {&q,          &p, &out->s, &out->l, &out->acc, &out->cur, &out->k_tiles, &out->v_tiles,
+                      &out->narrow};
+    size_t sizes[] = {rows * (size_t)attn->q_stride / sizeof(float),
+                      rows * (size_t)attn->p_stride / sizeof(float),
                       rows * PAGED_ATTN_STEP,
                       rows * PAGED__L_LANES,
                       rows * (size_t)attn->state_floats,
                       rows * (size_t)attn->state_floats,
-                      PAGED_ATTN_STEP * dk,
-                      PAGED_ATTN_STEP * dv};
+                      PAGED_ATTN_STEP * (dk + 1),
+                      PAGED_ATTN_STEP * dv,
+                      PAGED_TILE * (PAGED_MAX(dk, dv) + 1)};
     size_t total = 0;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (at) *arrays[i] = at + total;
         total += round_up_16(sizes[i]);
+    }
+    if (at) {
+        out->q = (uint8_t *)q;
+        out->p = (uint8_t *)p;
     }
     return total;
 }
@@ -109,13 +117,16 @@ static paged_status take_memory(paged_attn *attn, paged_error *err) {
     attn->scratch = paged__calloc(n_threads, sizeof *attn->scratch);
     attn->scratch_memory = paged__calloc(n_threads * n_scratch, sizeof(float));
     attn->n_keys_memory = paged__calloc(n_threads * rows, sizeof(int32_t));
+    attn->seen_memory = paged__calloc(n_threads * rows, sizeof(paged__range));
     attn->workspace = paged__alloc(n_workspace, sizeof(float));
-    if (!attn->entries || !attn->scratch || !attn->scratch_memory || !attn->n_keys_memory || !attn->workspace)
+    if (!attn->entries || !attn->scratch || !attn->scratch_memory || !attn->n_keys_memory ||
+        !attn->seen_memory || !attn->workspace)
         return paged__fail(err, PAGED_ERR_NO_MEMORY, "attention needs %zu bytes for %zu threads and %d keys",
                            (n_threads * n_scratch + n_workspace) * sizeof(float), n_threads, c->max_k);
     for (size_t i = 0; i < n_threads; i++) {
         place_scratch(attn, attn->scratch_memory + i * n_scratch, &attn->scratch[i]);
         attn->scratch[i].n_keys = attn->n_keys_memory + i * rows;
+        attn->scratch[i].seen = attn->seen_memory + i * rows;
     }
     return PAGED_OK;
 }
@@ -132,6 +143,8 @@ paged_status paged_attn_create(const paged_attn_config *config, paged_attn **out
     if (!attn) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for an attention object");
     attn->config = c;
     attn->kernels = paged__kernels_choose(paged_cpu_flags());
+    attn->q_stride = attn->kernels->of[c.type].q_bytes(c.head_dim_k);
+    attn->p_stride = attn->kernels->of[c.type].p_bytes;
     attn->scale_log2 = (float)(c.scale * 1.44269504088896340736);
     attn->group = c.n_heads / c.n_kv_heads;
     attn->q_tile = PAGED_MIN(PAGED_MAX(PAGED__UNIT_ROWS / attn->group, 1), c.max_q);
@@ -152,6 +165,7 @@ paged_status paged_attn_create(const paged_attn_config *config, paged_attn **out
 void paged_attn_free(paged_attn *attn) {
     if (!attn) return;
     paged__free(attn->workspace);
+    paged__free(attn->seen_memory);
     paged__free(attn->n_keys_memory);
     paged__free(attn->scratch_memory);
     paged__free(attn->scratch);

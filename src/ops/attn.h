@@ -23,9 +23,10 @@
 #include "ops/ops.h"
 
 enum {
-    PAGED__UNIT_ROWS = 64, /* rows that a unit of a long prefill aims at */
-    PAGED__CUT_ROWS = 16,  /* units of up to so many rows, or of one query, may be cut */
-    PAGED__STATE_TAIL = 16 /* floats behind o in a state: m, l, padding */
+    PAGED__UNIT_ROWS = 96,  /* rows that a unit of a long prefill aims at */
+    PAGED__CUT_ROWS = 16,   /* units of up to so many rows, or of one query, may be cut */
+    PAGED__WIDEN_ROWS = 12, /* units of more rows use f32 tiles where the kernels convert */
+    PAGED__STATE_TAIL = 16  /* floats behind o in a state: m, l, padding */
 };
 
 typedef struct paged__entry {
@@ -46,13 +47,15 @@ typedef struct paged__cut {
 
 /* Of one thread. */
 typedef struct paged__scratch {
-    float *q;         /* [rows_max, head_dim_k] scaled by scale * log2(e) */
-    float *s;         /* [rows_max, 64] scores, then weights */
-    float *l;         /* [rows_max, 16] lanes of the denominator */
-    float *acc, *cur; /* [rows_max] states: of all splits so far; of the split at hand */
-    float *k_tiles;   /* [4, head_dim_k, 16] a step brought to f32 tiles */
-    float *v_tiles;   /* [4, 16, head_dim_v] */
-    int32_t *n_keys;  /* [rows_max] keys that each row sees, ascending */
+    uint8_t *q, *p;     /* [rows_max] rows of the kernels' own form (ops.h), of q_stride and p_stride bytes */
+    float *s;           /* [rows_max, 64] scores */
+    float *l;           /* [rows_max, 16] lanes of the denominator */
+    float *acc, *cur;   /* [rows_max] states: of all splits so far; of the split at hand */
+    float *k_tiles;     /* [4, head_dim_k + 1, 16] a step packed or widened (tiles.c), of any type */
+    float *v_tiles;     /* [4, 16, head_dim_v] */
+    float *narrow;      /* [16, larger head_dim + 1] a tile between packing and widening */
+    int32_t *n_keys;    /* [rows_max] keys that each row sees, ascending */
+    paged__range *seen; /* [rows_max] of the step at hand */
 } paged__scratch;
 
 struct paged_attn {
@@ -65,6 +68,7 @@ struct paged_attn {
     int32_t rows_cut;         /* rows of a unit that may be cut, at most */
     int32_t n_splits_max;
     int64_t state_floats; /* head_dim_v rounded up to 16, and PAGED__STATE_TAIL */
+    int64_t q_stride, p_stride;
 
     /* The plan: empty when n_entries is 0. */
     paged_tables tables; /* borrowed */
@@ -76,6 +80,7 @@ struct paged_attn {
     paged__scratch *scratch; /* [n_threads_max] */
     float *scratch_memory;   /* what the arrays of scratch are cut from */
     int32_t *n_keys_memory;
+    paged__range *seen_memory;
     float *workspace; /* [n_threads_max - 1 cuts, n_splits_max, rows_cut] states of units that are cut */
 };
 
@@ -112,9 +117,13 @@ typedef struct paged__attn_step {
  * be read. */
 void paged__tiles_find(const paged__attn_step *step, const void **k, const void **v);
 
-/* Any layout: brings the step to f32 tiles in the thread's scratch, zeros where there is no token (plain
- * layout). */
-void paged__tiles_gather(const paged__kernels *kernels, const paged__attn_step *step,
-                         const paged__scratch *scratch, const void **k, const void **v);
+/* Plain layout: packs the step into tiles in the thread's scratch, zeros where there is no token. With
+ * `widen` they become f32 tiles. */
+void paged__tiles_pack(const paged__type_kernels *kernels, const paged__attn_step *step,
+                       const paged__scratch *scratch, bool widen, const void **k, const void **v);
+
+/* Packed layout: brings the step to f32 tiles in the thread's scratch. */
+void paged__tiles_widen(const paged__type_kernels *kernels, const paged__attn_step *step,
+                        const paged__scratch *scratch, const void **k, const void **v);
 
 #endif

@@ -62,62 +62,70 @@ static void finish_row(const unit *u, int32_t r, float *state, const paged_attn_
 
 /* ---- a split of a unit ---- */
 
-/* Rows of at most `n` at a time, as equal as possible: 8 rows are 4 + 4, which is faster than 6 + 2. */
-static int32_t next_rows(int32_t n) {
-    int32_t n_calls = (n + PAGED__ROWS - 1) / PAGED__ROWS;
-    return (n + n_calls - 1) / n_calls;
-}
+/* What a split of a unit is worked on with. */
+typedef struct split_run {
+    const paged__type_kernels *tiles; /* of the cache's type, for packing and widening */
+    const paged__type_kernels *kernels;
+    bool pack, widen; /* bring tiles of the plain layout to packed ones, tiles to f32 */
+    paged__step step; /* rows of the whole unit; attend_step narrows it */
+} split_run;
 
-/* o += p · V. Each row stops at its own last token, since the V of a token that it must not see may be NaN
- * or Inf, which a weight of zero would not stop. Rows of a call share their tokens as far as the first of
- * them goes; n_keys is ascending. */
-static void add_values(const unit *u, const paged__scratch *scratch, const paged__tiles *tiles,
-                       paged_type type, int32_t t0, int32_t first_row, float *states) {
+static split_run split_run_of(const unit *u, const paged__scratch *scratch, float *states) {
     const paged_attn *attn = u->attn;
-    int64_t stride = attn->state_floats;
-    int32_t dv = attn->config.head_dim_v, n_rows = u->entry->n_rows;
-    for (int32_t r = first_row, n; r < n_rows; r += n) {
-        n = next_rows(n_rows - r);
-        int32_t shared = PAGED_MIN(scratch->n_keys[r] - t0, PAGED_ATTN_STEP);
-        attn->kernels->pv[type](states + r * stride, stride, scratch->s + r * PAGED_ATTN_STEP, n, tiles, 0,
-                                shared, dv);
-        for (int32_t i = r + 1; i < r + n; i++) {
-            int32_t end = PAGED_MIN(scratch->n_keys[i] - t0, PAGED_ATTN_STEP);
-            if (end > shared)
-                attn->kernels->pv[type](states + i * stride, stride, scratch->s + i * PAGED_ATTN_STEP, 1,
-                                        tiles, shared, end, dv);
-        }
-    }
+    split_run run = {.tiles = &attn->kernels->of[u->kv->type], .pack = u->kv->layout == PAGED_LAYOUT_PLAIN};
+    run.widen = run.tiles->widen_k && u->entry->n_rows > PAGED__WIDEN_ROWS;
+    run.kernels = run.widen ? &attn->kernels->of[PAGED_TYPE_F32] : run.tiles;
+    run.step = (paged__step){.n_rows = u->entry->n_rows,
+                             .head_dim_k = attn->config.head_dim_k,
+                             .head_dim_v = attn->config.head_dim_v,
+                             .q = scratch->q,
+                             .q_stride = attn->q_stride,
+                             .s = scratch->s,
+                             .p = scratch->p,
+                             .p_stride = attn->p_stride,
+                             .l = scratch->l,
+                             .o = states,
+                             .o_stride = attn->state_floats,
+                             .o_floats = (int32_t)o_floats(attn)};
+    return run;
 }
 
-/* All rows from first_row on against the tokens of one step. `type` is that of the tiles. */
-static void attend_step(const unit *u, const paged__scratch *scratch, const paged__tiles *k,
-                        const paged__tiles *v, paged_type type, int32_t t0, int32_t first_row,
-                        float *states) {
-    const paged_attn *attn = u->attn;
-    const paged__kernels *kernels = attn->kernels;
-    int32_t n_rows = u->entry->n_rows, dk = attn->config.head_dim_k;
-    for (int32_t r = first_row, n; r < n_rows; r += n) {
-        n = next_rows(n_rows - r);
-        kernels->qk[type](scratch->s + r * PAGED_ATTN_STEP, scratch->q + (int64_t)r * dk, dk, n, k, dk);
-    }
-    for (int32_t r = first_row; r < n_rows; r++) {
-        float *state = states + r * attn->state_floats;
-        int32_t n_valid = PAGED_MIN(scratch->n_keys[r] - t0, PAGED_ATTN_STEP);
-        kernels->softmax(scratch->s + r * PAGED_ATTN_STEP, n_valid, state_m(attn, state),
-                         scratch->l + r * PAGED__L_LANES, state, (int32_t)o_floats(attn));
-    }
-    add_values(u, scratch, v, type, t0, first_row, states);
+/* Rows first_row … of the unit against the tokens from t0 on. */
+static void attend_step(const unit *u, const split_run *run, const paged__scratch *scratch, int32_t t0,
+                        int32_t first_row) {
+    paged__step step = run->step;
+    for (int32_t r = first_row; r < u->entry->n_rows; r++)
+        scratch->seen[r] = (paged__range){0, PAGED_MIN(scratch->n_keys[r] - t0, PAGED_ATTN_STEP)};
+    step.n_rows -= first_row;
+    step.seen = scratch->seen + first_row;
+    step.q += first_row * step.q_stride;
+    step.s += first_row * PAGED_ATTN_STEP;
+    step.p += first_row * step.p_stride;
+    step.l += first_row * PAGED__L_LANES;
+    step.o += first_row * step.o_stride;
+    run->kernels->qk(&step);
+    run->kernels->softmax(&step);
+    run->kernels->pv(&step);
 }
 
-/* Tiles of the step at t0, in the cache or brought to f32. */
-static void step_tiles(const unit *u, const paged__scratch *scratch, bool gather, int32_t t0, const void **k,
-                       const void **v) {
-    paged__attn_step step = {u->kv, u->table, u->head, t0, PAGED_MIN(u->entry->n_keys - t0, PAGED_ATTN_STEP)};
-    if (gather)
-        paged__tiles_gather(u->attn->kernels, &step, scratch, k, v);
+/* Tiles of the step at t0, and where those of the step after it lie. */
+static void step_tiles(const unit *u, split_run *run, const paged__scratch *scratch, int32_t t0) {
+    int32_t n_keys = u->entry->n_keys, t1 = t0 + PAGED_ATTN_STEP;
+    paged__attn_step at = {u->kv, u->table, u->head, t0, PAGED_MIN(n_keys - t0, PAGED_ATTN_STEP)};
+    paged__tiles *k = &run->step.k, *v = &run->step.v;
+    if (run->pack)
+        paged__tiles_pack(run->tiles, &at, scratch, run->widen, k->at, v->at);
+    else if (run->widen)
+        paged__tiles_widen(run->tiles, &at, scratch, k->at, v->at);
     else
-        paged__tiles_find(&step, k, v);
+        paged__tiles_find(&at, k->at, v->at);
+    if (run->pack || run->widen || t1 >= n_keys) {
+        memcpy(k->next, k->at, sizeof k->next);
+        memcpy(v->next, v->at, sizeof v->next);
+    } else {
+        paged__attn_step next = {u->kv, u->table, u->head, t1, PAGED_MIN(n_keys - t1, PAGED_ATTN_STEP)};
+        paged__tiles_find(&next, k->next, v->next);
+    }
 }
 
 /* In one fixed order: lane i with i + 8, then 4, 2, 1. */
@@ -141,24 +149,11 @@ static int32_t attend_split(const unit *u, const paged__scratch *scratch, int32_
         memset(scratch->l + r * PAGED__L_LANES, 0, PAGED__L_LANES * sizeof(float));
         *state_m(attn, states + r * attn->state_floats) = -INFINITY;
     }
-    /* The kernels of f16 and bf16 convert K and V once per PAGED__ROWS rows; with more rows it is cheaper
-     * to do it before. */
-    bool gather =
-        u->kv->layout == PAGED_LAYOUT_PLAIN || (u->kv->type != PAGED_TYPE_F32 && n_rows > 2 * PAGED__ROWS);
-    paged__tiles k, v;
+    split_run run = split_run_of(u, scratch, states);
     for (int32_t t0 = begin, row = first_row; t0 < end; t0 += PAGED_ATTN_STEP) {
         while (scratch->n_keys[row] <= t0) row++;
-        if (gather || t0 == begin) {
-            step_tiles(u, scratch, gather, t0, k.at, v.at);
-        } else {
-            memcpy(k.at, k.next, sizeof k.at);
-            memcpy(v.at, v.next, sizeof v.at);
-        }
-        memcpy(k.next, k.at, sizeof k.at);
-        memcpy(v.next, v.at, sizeof v.at);
-        if (!gather && t0 + PAGED_ATTN_STEP < u->entry->n_keys)
-            step_tiles(u, scratch, false, t0 + PAGED_ATTN_STEP, k.next, v.next);
-        attend_step(u, scratch, &k, &v, gather ? PAGED_TYPE_F32 : u->kv->type, t0, row, states);
+        step_tiles(u, &run, scratch, t0);
+        attend_step(u, &run, scratch, t0, row);
     }
     for (int32_t r = first_row; r < n_rows; r++)
         *state_l(attn, states + r * attn->state_floats) = sum_lanes(scratch->l + r * PAGED__L_LANES);
@@ -171,13 +166,13 @@ static int32_t attend_split(const unit *u, const paged__scratch *scratch, int32_
  * product. */
 static void load_queries(const unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
+    void (*load_q)(void *, const float *, float, int32_t) = attn->kernels->of[attn->config.type].load_q;
     int32_t dk = attn->config.head_dim_k;
     int64_t stride = io->q_stride ? io->q_stride : (int64_t)attn->config.n_heads * dk;
     for (int32_t r = 0; r < u->entry->n_rows; r++) {
         int64_t head = u->head * attn->group + r % attn->group;
         const float *src = io->q + (u->entry->q_first + r / attn->group) * stride + head * dk;
-        float *dst = scratch->q + (int64_t)r * dk;
-        for (int32_t d = 0; d < dk; d++) dst[d] = src[d] * attn->scale_log2;
+        load_q(scratch->q + r * attn->q_stride, src, attn->scale_log2, dk);
         scratch->n_keys[r] = paged__row_keys(attn, u->entry, r);
     }
 }
