@@ -143,8 +143,8 @@ paged_status paged_attn_create(const paged_attn_config *config, paged_attn **out
     if (!attn) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for an attention object");
     attn->config = c;
     attn->kernels = paged__kernels_choose(paged_cpu_flags());
-    attn->q_stride = attn->kernels->of[c.type].q_bytes(c.head_dim_k);
-    attn->p_stride = attn->kernels->of[c.type].p_bytes;
+    attn->q_stride = attn->kernels->of[c.type]->q_bytes(c.head_dim_k);
+    attn->p_stride = attn->kernels->of[c.type]->p_bytes;
     attn->scale_log2 = (float)(c.scale * 1.44269504088896340736);
     attn->group = c.n_heads / c.n_kv_heads;
     attn->q_tile = PAGED_MIN(PAGED_MAX(PAGED__UNIT_ROWS / attn->group, 1), c.max_q);

@@ -72,9 +72,9 @@ typedef struct split_run {
 
 static split_run split_run_of(const unit *u, const paged__scratch *scratch, float *states) {
     const paged_attn *attn = u->attn;
-    split_run run = {.tiles = &attn->kernels->of[u->kv->type], .pack = u->kv->layout == PAGED_LAYOUT_PLAIN};
+    split_run run = {.tiles = attn->kernels->of[u->kv->type], .pack = u->kv->layout == PAGED_LAYOUT_PLAIN};
     run.widen = run.tiles->widen_k && u->entry->n_rows > PAGED__WIDEN_ROWS;
-    run.kernels = run.widen ? &attn->kernels->of[PAGED_TYPE_F32] : run.tiles;
+    run.kernels = run.widen ? attn->kernels->of[PAGED_TYPE_F32] : run.tiles;
     run.step = (paged__step){.n_rows = u->entry->n_rows,
                              .head_dim_k = attn->config.head_dim_k,
                              .head_dim_v = attn->config.head_dim_v,
@@ -166,7 +166,7 @@ static int32_t attend_split(const unit *u, const paged__scratch *scratch, int32_
  * product. */
 static void load_queries(const unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
-    void (*load_q)(void *, const float *, float, int32_t) = attn->kernels->of[attn->config.type].load_q;
+    void (*load_q)(void *, const float *, float, int32_t) = attn->kernels->of[attn->config.type]->load_q;
     int32_t dk = attn->config.head_dim_k;
     int64_t stride = io->q_stride ? io->q_stride : (int64_t)attn->config.n_heads * dk;
     for (int32_t r = 0; r < u->entry->n_rows; r++) {

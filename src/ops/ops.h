@@ -84,7 +84,7 @@ typedef struct paged__type_kernels {
 
 typedef struct paged__kernels {
     const char *name;
-    paged__type_kernels of[PAGED__N_TYPES];
+    const paged__type_kernels *of[PAGED__N_TYPES]; /* tables may share entries */
     /* acc[n] = acc * a + part * b, n a multiple of 16. */
     void (*merge)(float *acc, float a, const float *part, float b, int32_t n);
     void (*divide)(float *out, const float *o, float l, int32_t n); /* out[n] = o / l, never -0 */
@@ -170,9 +170,11 @@ static inline size_t paged__type_bytes(paged_type type) {
 const paged__kernels *paged__kernels_choose(uint32_t cpu_flags);
 
 extern const paged__kernels paged__kernels_ref;
+extern const paged__type_kernels paged__ref_f16, paged__ref_f32, paged__ref_bf16;
 #if defined(__x86_64__)
-extern const paged__kernels paged__kernels_avx2;
-extern const paged__kernels paged__kernels_avx512;
+extern const paged__kernels paged__kernels_avx2, paged__kernels_avx512, paged__kernels_avx512_bf16;
+extern const paged__type_kernels paged__avx2_f16, paged__avx2_f32, paged__avx2_bf16;
+extern const paged__type_kernels paged__avx512_f16, paged__avx512_f32, paged__avx512_bf16;
 #endif
 
 /* PAGED_ERR_INVALID_ARG, naming the field, if the shape of `kv` is none that ops can work on. */

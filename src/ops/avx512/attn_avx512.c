@@ -348,11 +348,16 @@ OF_TYPE(bf16, PAGED_TYPE_BF16)
     .qk = qk_##name, .softmax = softmax, .pv = pv_##name, .pack_k = paged__pack_k_##name,                    \
     .pack_v = paged__pack_v_##name, .to_f32 = to_f32_##name, .from_f32 = from_f32_##name
 
+const paged__type_kernels paged__avx512_f16 = {ENTRY(f16), .widen_k = widen_k_f16, .widen_v = widen_k_f16};
+const paged__type_kernels paged__avx512_f32 = {ENTRY(f32)};
+const paged__type_kernels paged__avx512_bf16 = {ENTRY(bf16), .widen_k = widen_k_bf16,
+                                                .widen_v = widen_v_bf16};
+
 const paged__kernels paged__kernels_avx512 = {
     .name = "avx512",
-    .of = {[PAGED_TYPE_F16] = {ENTRY(f16), .widen_k = widen_k_f16, .widen_v = widen_k_f16},
-           [PAGED_TYPE_F32] = {ENTRY(f32)},
-           [PAGED_TYPE_BF16] = {ENTRY(bf16), .widen_k = widen_k_bf16, .widen_v = widen_v_bf16}},
+    .of = {[PAGED_TYPE_F16] = &paged__avx512_f16,
+           [PAGED_TYPE_F32] = &paged__avx512_f32,
+           [PAGED_TYPE_BF16] = &paged__avx512_bf16},
     .merge = merge,
     .divide = divide,
 };
