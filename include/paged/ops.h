@@ -121,7 +121,7 @@ PAGED_API void paged_attn_merge(paged_attn *attn, const paged_attn_io *io, int32
 /* False when the plan left nothing for paged_attn_merge to do (every row fits one split). */
 PAGED_API bool paged_attn_needs_merge(const paged_attn *attn);
 
-/* "avx512", "avx2" or "ref": the kernels chosen at create. Static. */
+/* "avx512_vnni", "avx512", "avx2" or "ref": the kernels chosen at create. Static. */
 PAGED_API const char *paged_attn_kernels(const paged_attn *attn);
 
 #ifdef __cplusplus

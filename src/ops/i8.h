@@ -23,6 +23,43 @@
 /* K is stored with this added, as unsigned bytes, which VPDPBUSD asks for in one of its operands. */
 enum { PAGED__I8_BIAS = 128 };
 
+/* A row of q as kernels of i8 see it. Σ q * (k + 128) - 128 * Σ q = Σ q * k, so sums begin at `bias`. */
+typedef struct paged__i8_q {
+    float scale;
+    int32_t bias; /* -128 * Σ q */
+    int8_t q[];   /* [head_dim_k] rotated */
+} paged__i8_q;
+
+/* A row of p. The scale of each value is folded into its weight, and the weights of a tile have one scale:
+ * Σ weight * v over a tile is a sum of integers, p · V the sum of scale * that over the tiles, ascending. */
+typedef struct paged__i8_p {
+    uint8_t weight[PAGED_ATTN_STEP]; /* zero where the row sees nothing */
+    float scale[PAGED__STEP_TILES];
+} paged__i8_p;
+
+/* The weights of a tile are zero where the largest, times the scale of its value, is below. */
+#define PAGED__I8_P_MIN 0x1p-118f
+
+enum { PAGED__I8_P_BYTES = 128 }; /* sizeof(paged__i8_p), rounded up to PAGED__ROW_ALIGN */
+
+static inline const paged__i8_q *paged__i8_q_row(const paged__step *step, int32_t r) {
+    return (const paged__i8_q *)(const void *)(step->q + r * step->q_stride);
+}
+static inline paged__i8_p *paged__i8_p_row(const paged__step *step, int32_t r) {
+    return (paged__i8_p *)(void *)(step->p + r * step->p_stride);
+}
+
+int32_t paged__q_bytes_i8(int32_t head_dim);
+void paged__load_q_i8(void *q, const float *src, float scale, int32_t head_dim);
+
+/* The softmax of the f32 kernels, which leaves the weights in s. */
+static inline void paged__i8_softmax(const paged__step *step, const paged__type_kernels *f32) {
+    paged__step in_place = *step;
+    in_place.p = (uint8_t *)step->s;
+    in_place.p_stride = PAGED_ATTN_STEP * (int64_t)sizeof(float);
+    f32->softmax(&in_place);
+}
+
 /* bytes[n] and *scale of src[n] * factor, n a multiple of 4. Returns the number of NaN; a row with one is
  * all NaN: its scale is. */
 int64_t paged__i8_from_f32(int8_t *bytes, float *scale, const float *src, float factor, int32_t n,

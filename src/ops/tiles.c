@@ -27,6 +27,27 @@ void paged__tiles_find(const paged__attn_step *step, const void **k, const void 
     }
 }
 
+void paged__scales_find(const paged__attn_step *step, const float **k, const float **v) {
+    const paged_kv *kv = step->kv;
+    int32_t block = step->t0 / kv->block_size, offset = step->t0 % kv->block_size;
+    for (int32_t j = 0; j < PAGED__STEP_TILES; j++) {
+        if (j * PAGED_TILE >= step->n_tokens) {
+            k[j] = k[0];
+            v[j] = v[0];
+            continue;
+        }
+        int64_t at = step->table[block] * kv->scale_block_stride + step->head * kv->scale_head_stride +
+                     offset * (int64_t)sizeof(float);
+        k[j] = (const float *)(const void *)(kv->k_scale + at);
+        v[j] = (const float *)(const void *)(kv->v_scale + at);
+        offset += PAGED_TILE;
+        if (offset == kv->block_size) {
+            offset = 0;
+            block++;
+        }
+    }
+}
+
 /* The plain rows of tile j. Token by token, since neighbours may lie in different blocks. */
 static void find_rows(const paged__attn_step *step, int32_t j, const void **k, const void **v) {
     const paged_kv *kv = step->kv;

@@ -11,6 +11,7 @@
 #include <math.h>
 
 #include "base/base.h"
+#include "ops/i8.h"
 #include "paged/kv.h"
 #include "paged/ops.h"
 #include "test.h"
@@ -80,7 +81,8 @@ static inline float stored(paged_type type, float x) {
 }
 
 static inline const char *type_name(paged_type type) {
-    return type == PAGED_TYPE_F16 ? "f16" : type == PAGED_TYPE_F32 ? "f32" : "bf16";
+    static const char *const names[] = {"f16", "f32", "bf16", "i8"};
+    return names[type];
 }
 
 /* ---- worlds ---- */
@@ -104,6 +106,17 @@ static inline void fill_keys(world *w, fill how, uint64_t *rng, int64_t n_keys) 
     }
 }
 
+/* Rows as int8 stores them (test_int8.c holds that against its definition). Storing the result again
+ * changes no byte, since the largest of a row is ±127. */
+static inline void store_i8(float *x, int64_t n_rows, int32_t n, bool rotate) {
+    for (int64_t row = 0; row < n_rows; row++, x += n) {
+        int8_t bytes[PAGED_HEAD_DIM_MAX];
+        float scale;
+        paged__i8_from_f32(bytes, &scale, x, 1, n, rotate);
+        paged__i8_to_f32(x, bytes, scale, n, rotate);
+    }
+}
+
 static inline world world_make(shape s, int32_t n_seqs, const int32_t *n_keys, const int32_t *n_queries,
                                fill how, uint64_t *rng) {
     world w = {.s = s, .n_seqs = n_seqs};
@@ -120,6 +133,10 @@ static inline world world_make(shape s, int32_t n_seqs, const int32_t *n_keys, c
     w.v = take((size_t)all_keys * (size_t)(s.n_kv_heads * s.dv), sizeof(float));
     w.q = take((size_t)w.n_q * (size_t)(s.n_heads * s.dk), sizeof(float));
     fill_keys(&w, how, rng, all_keys);
+    if (s.type == PAGED_TYPE_I8) {
+        store_i8(w.k, (int64_t)all_keys * s.n_kv_heads, s.dk, true);
+        store_i8(w.v, (int64_t)all_keys * s.n_kv_heads, s.dv, false);
+    }
     for (int64_t i = 0; i < (int64_t)w.n_q * s.n_heads * s.dk; i++) {
         w.q[i] = draw_unit(rng);
         if (how == FILL_HUGE || how == FILL_LOW) w.q[i] = fabsf(w.q[i]) * 60.0f;
@@ -179,6 +196,10 @@ static inline paged_kv view_of_head(const paged_kv *kv, int32_t head) {
     paged_kv view = *kv;
     view.k += head * kv->k_head_stride;
     view.v += head * kv->v_head_stride;
+    if (kv->type == PAGED_TYPE_I8) {
+        view.k_scale += head * kv->scale_head_stride;
+        view.v_scale += head * kv->scale_head_stride;
+    }
     view.n_kv_heads = 1;
     return view;
 }
@@ -204,10 +225,11 @@ static inline void place_write(const world *w, const place *p) {
 }
 
 static inline void poison_bytes(uint8_t *bytes, size_t n, paged_type type, bool infinite) {
-    static const uint16_t inf[3] = {0x7c00, 0x7f80, 0x7f80}; /* f16; upper half of f32; bf16 */
-    memset(bytes, infinite ? 0 : 0xff, n);                   /* all ones is NaN in every type */
+    /* f16; upper half of f32; bf16; i8, as the upper half of its scales */
+    static const uint16_t inf[4] = {0x7c00, 0x7f80, 0x7f80, 0x7f80};
+    memset(bytes, infinite ? 0 : 0xff, n); /* all ones is NaN in every type */
     if (!infinite) return;
-    size_t step = type == PAGED_TYPE_F32 ? 4 : 2;
+    size_t step = type == PAGED_TYPE_F32 || type == PAGED_TYPE_I8 ? 4 : 2;
     for (size_t i = step - 2; i + 2 <= n; i += step) memcpy(bytes + i, &inf[type], 2);
 }
 
@@ -216,7 +238,7 @@ static inline void poison_bytes(uint8_t *bytes, size_t n, paged_type type, bool 
 static inline place place_make(const world *w, paged_layout layout, int32_t block_size, bool ordered,
                                bool per_head, bool infinite, uint64_t *rng) {
     place p = {.per_head = per_head, .max_blocks = 1};
-    int64_t elem = w->s.type == PAGED_TYPE_F32 ? 4 : 2, n_used = 0, n_kv = w->s.n_kv_heads,
+    int64_t elem = (int64_t)paged__type_bytes(w->s.type), n_used = 0, n_kv = w->s.n_kv_heads,
             n_tables = per_head ? n_kv : 1;
     for (int32_t i = 0; i < w->n_seqs; i++) {
         int32_t n = (w->n_keys[i] + block_size - 1) / block_size;
@@ -232,12 +254,18 @@ static inline place place_make(const world *w, paged_layout layout, int32_t bloc
                       .layout = layout};
     p.kv.k_head_stride = elem * block_size * w->s.dk;
     p.kv.v_head_stride = elem * block_size * w->s.dv;
-    p.kv.block_stride = n_kv * (p.kv.k_head_stride + p.kv.v_head_stride);
+    if (w->s.type == PAGED_TYPE_I8) p.kv.scale_head_stride = 4LL * block_size;
+    p.kv.block_stride = n_kv * (p.kv.k_head_stride + p.kv.v_head_stride + 2 * p.kv.scale_head_stride);
     size_t size = (size_t)(p.kv.block_stride * p.kv.n_blocks);
     p.bytes = take(size, 1);
     poison_bytes(p.bytes, size, w->s.type, infinite);
     p.kv.k = p.bytes;
     p.kv.v = p.bytes + n_kv * p.kv.k_head_stride;
+    if (w->s.type == PAGED_TYPE_I8) {
+        p.kv.k_scale = p.kv.v + n_kv * p.kv.v_head_stride;
+        p.kv.v_scale = p.kv.k_scale + n_kv * p.kv.scale_head_stride;
+        p.kv.scale_block_stride = p.kv.block_stride;
+    }
 
     int32_t *ids = take((size_t)p.kv.n_blocks, sizeof *ids);
     for (int32_t i = 0; i < p.kv.n_blocks; i++) ids[i] = i;
@@ -368,6 +396,42 @@ static inline result run_all(const world *w, const place *p, int32_t nth) {
 
 /* ---- checks ---- */
 
+/* What int8 may add to the errors of a row: *score to a score, *weights, in units of the largest |v|, to the
+ * result. Keys and values are exact here. An element of the rotated query is off by half a step, so a score
+ * by half a step times the sum of |k| rotated, which is at most sqrt(head_dim) * |k|. A weight is off by half
+ * of its tile's largest / 255. */
+static inline void i8_error(const world *w, int32_t seq, int32_t i, int32_t head, double *score,
+                            double *weights) {
+    int64_t dk = w->s.dk, n_kv = w->s.n_kv_heads, kv_head = head / (w->s.n_heads / w->s.n_kv_heads);
+    const float *q = w->q + ((int64_t)(w->first_q[seq] + i) * w->s.n_heads + head) * dk;
+    int8_t bytes[PAGED_HEAD_DIM_MAX];
+    float step;
+    paged__i8_from_f32(bytes, &step, q, 1, (int32_t)dk, true);
+    int32_t n = visible(w, seq, i);
+    double *dot = take((size_t)n, sizeof *dot), k_max = 0, top = -INFINITY, sum = 0, tops = 0;
+    for (int32_t j = 0; j < n; j++) {
+        const float *k = w->k + ((w->first_key[seq] + j) * n_kv + kv_head) * dk;
+        double square = 0;
+        for (int64_t d = 0; d < dk; d++) {
+            dot[j] += (double)q[d] * (double)k[d] / sqrt((double)dk);
+            square += (double)k[d] * (double)k[d];
+        }
+        k_max = fmax(k_max, sqrt(square));
+        top = fmax(top, dot[j]);
+    }
+    for (int32_t j = 0; j < n; j += 16) {
+        double tile_top = 0;
+        for (int32_t t = j; t < n && t < j + 16; t++) {
+            sum += exp(dot[t] - top);
+            tile_top = fmax(tile_top, exp(dot[t] - top));
+        }
+        tops += tile_top;
+    }
+    *score = 0.501 * (double)step * k_max;
+    *weights = n > 0 ? 16 * tops / 510 / sum : 0;
+    free(dot);
+}
+
 /* One row against the oracle. Inputs are exact, so the only errors are those of f32 arithmetic: some
  * roundings of the result (2e-6 of the largest |v|), and roundings of the scores, sums of head_dim terms.
  * Returns the error in units of what is allowed. */
@@ -378,14 +442,19 @@ static inline double row_error(const world *w, const result *r, int32_t seq, int
     for (int64_t j = 0; j < (int64_t)w->n_keys[seq] * w->s.n_kv_heads * dv; j++)
         v_max = fmax(v_max, fabs((double)w->v[w->first_key[seq] * w->s.n_kv_heads * dv + j]));
     double score_error = 0x1p-24 * (4 + sqrt((double)w->s.dk)) * size,
-           allowed = v_max * (2e-6 + score_error) + 1e-44;
+           allowed = v_max * (2e-6 + score_error) + 1e-44, i8_score = 0, i8_weights = 0;
+    if (w->s.type == PAGED_TYPE_I8) {
+        i8_error(w, seq, i, head, &i8_score, &i8_weights);
+        /* Weights with errors of e^±x, of which the larger ones make the row's result at most 2 * v_max. */
+        allowed += v_max * fmin(2, (exp(2 * i8_score) - 1) + exp(2 * i8_score) * i8_weights) + 0x1p-90;
+    }
     for (int64_t d = 0; d < dv; d++) {
         double error = fabs((double)r->out[row * dv + d] - want[d]) / allowed;
         worst = error <= worst ? worst : error; /* NaN is kept */
         if (isnan(error)) return INFINITY;
     }
     if (isinf(lse)) return (double)r->lse[row] == lse ? worst : INFINITY;
-    double error = fabs((double)r->lse[row] - lse) / (1e-6 + score_error + 2e-7 * fabs(lse));
+    double error = fabs((double)r->lse[row] - lse) / (1e-6 + score_error + i8_score + 2e-7 * fabs(lse));
     return isnan(error) ? INFINITY : fmax(worst, error);
 }
 
@@ -418,9 +487,10 @@ static inline void check_some(const world *w, const result *r, int32_t n, uint64
 
 /* ---- instruction sets ---- */
 
-static const uint32_t isa_flags[] = {0, PAGED_CPU_AVX2, PAGED_CPU_AVX2 | PAGED_CPU_AVX512};
-static const char *const isa_names[] = {"ref", "avx2", "avx512"};
-enum { N_ISAS = 3 };
+static const uint32_t isa_flags[] = {0, PAGED_CPU_AVX2, PAGED_CPU_AVX2 | PAGED_CPU_AVX512,
+                                     PAGED_CPU_AVX2 | PAGED_CPU_AVX512 | PAGED_CPU_AVX512_VNNI};
+static const char *const isa_names[] = {"ref", "avx2", "avx512", "avx512_vnni"};
+enum { N_ISAS = 4 };
 
 /* From now on kernels of this set are chosen; false where the machine lacks it. */
 static inline bool isa_use(int32_t isa) {

@@ -416,7 +416,8 @@ const paged__kernels paged__kernels_avx2 = {
     .name = "avx2",
     .of = {[PAGED_TYPE_F16] = &paged__avx2_f16,
            [PAGED_TYPE_F32] = &paged__avx2_f32,
-           [PAGED_TYPE_BF16] = &paged__avx2_bf16},
+           [PAGED_TYPE_BF16] = &paged__avx2_bf16,
+           [PAGED_TYPE_I8] = &paged__avx2_i8},
     .merge = merge,
     .divide = divide,
 };
