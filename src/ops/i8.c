@@ -3,19 +3,31 @@
 
 #include <math.h>
 
-/* ---- rotation ---- */
+/* ---- vectors: those of gcc and clang, which every machine has in some form ---- */
 
-/* The vector type of gcc and clang: SSE2, NEON, or whatever the machine has. */
 typedef float f32x4 __attribute__((vector_size(16)));
+typedef int32_t i32x4 __attribute__((vector_size(16)));
+typedef int8_t i8x4 __attribute__((vector_size(4)));
 
-static f32x4 load4(const float *x) {
+static inline f32x4 all(float x) {
+    return (f32x4){x, x, x, x};
+}
+static inline f32x4 load4(const float *x) {
     f32x4 v;
     memcpy(&v, x, sizeof v);
     return v;
 }
-static void store4(float *x, f32x4 v) {
+static inline void store4(float *x, f32x4 v) {
     memcpy(x, &v, sizeof v);
 }
+static inline f32x4 choose(i32x4 mask, f32x4 yes, f32x4 no) {
+    return (f32x4)((mask & (i32x4)yes) | (~mask & (i32x4)no));
+}
+static inline f32x4 magnitude(f32x4 x) {
+    return (f32x4)((i32x4)x & 0x7fffffff);
+}
+
+/* ---- rotation ---- */
 
 /* The largest power of two that divides n. */
 static int32_t rotation_order(int32_t n) {
@@ -27,11 +39,10 @@ static int32_t rotation_order(int32_t n) {
  * element is one tree of additions. */
 static void hadamard(float *x, int32_t n, int32_t order) {
     for (int32_t i = 0; i < n; i += 4) {
-        float a = x[i] + x[i + 1], b = x[i] - x[i + 1], c = x[i + 2] + x[i + 3], d = x[i + 2] - x[i + 3];
-        x[i] = a + c;
-        x[i + 1] = b + d;
-        x[i + 2] = a - c;
-        x[i + 3] = b - d;
+        f32x4 v = load4(x + i);
+        v = __builtin_shufflevector(v, v, 0, 0, 2, 2) + __builtin_shufflevector(v, -v, 1, 5, 3, 7);
+        v = __builtin_shufflevector(v, v, 0, 1, 0, 1) + __builtin_shufflevector(v, -v, 2, 3, 6, 7);
+        store4(x + i, v);
     }
     for (int32_t half = 4; half < order; half *= 2)
         for (int32_t block = 0; block < n; block += 2 * half)
@@ -46,41 +57,51 @@ static void hadamard(float *x, int32_t n, int32_t order) {
 
 /* dst[n] = src[n] * factor, limited to ±PAGED__I8_MAX. Returns the number of NaN. */
 static int64_t load_limited(float *dst, const float *src, float factor, int32_t n) {
-    int64_t n_nan = 0;
-    for (int32_t i = 0; i < n; i++) {
-        float x = src[i] * factor;
-        n_nan += x != x;
-        x = x > PAGED__I8_MAX ? PAGED__I8_MAX : x;
-        dst[i] = x < -PAGED__I8_MAX ? -PAGED__I8_MAX : x;
+    const f32x4 most = all(PAGED__I8_MAX), least = all(-PAGED__I8_MAX);
+    i32x4 n_nan = {0};
+    for (int32_t i = 0; i < n; i += 4) {
+        f32x4 x = load4(src + i) * factor;
+        n_nan -= x != x;
+        x = choose(x > most, most, x);
+        store4(dst + i, choose(x < least, least, x));
     }
-    return n_nan;
+    return (int64_t)n_nan[0] + n_nan[1] + n_nan[2] + n_nan[3];
+}
+
+static float largest(const float *x, int32_t n) {
+    f32x4 top = all(0);
+    for (int32_t i = 0; i < n; i += 4) {
+        f32x4 v = magnitude(load4(x + i));
+        top = choose(v > top, v, top);
+    }
+    float a = top[0] > top[1] ? top[0] : top[1], b = top[2] > top[3] ? top[2] : top[3];
+    return a > b ? a : b;
 }
 
 /* bytes[n] = x[n] * by, rounded to nearest even; |x * by| ≤ 127.5. */
 static void round_to_bytes(int8_t *bytes, const float *x, float by, int32_t n) {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it leaves the integer in the low bits */
-    for (int32_t i = 0; i < n; i++) {
-        float shifted = x[i] * by + magic;
-        uint32_t u;
-        memcpy(&u, &shifted, sizeof u);
-        bytes[i] = (int8_t)(uint8_t)u;
+    for (int32_t i = 0; i < n; i += 4) {
+        i8x4 four = __builtin_convertvector((i32x4)(load4(x + i) * by + magic), i8x4);
+        memcpy(bytes + i, &four, sizeof four);
     }
 }
 
 int64_t paged__i8_from_f32(int8_t *bytes, float *scale, const float *src, float factor, int32_t n,
                            bool rotate) {
-    float x[PAGED_HEAD_DIM_MAX], top = 0, norm = 1;
+    float x[PAGED_HEAD_DIM_MAX], norm = 1;
     int64_t n_nan = load_limited(x, src, factor, n);
-    *scale = n_nan ? NAN : 0;
-    for (int32_t i = 0; i < n; i++) bytes[i] = 0;
-    if (n_nan) return n_nan;
-    if (rotate) {
+    if (rotate && !n_nan) {
         int32_t order = rotation_order(n);
         hadamard(x, n, order);
         norm = 1 / sqrtf((float)order);
     }
-    for (int32_t i = 0; i < n; i++) top = fabsf(x[i]) > top ? fabsf(x[i]) : top;
-    if (top < PAGED__I8_MIN) return 0;
+    float top = n_nan ? 0 : largest(x, n);
+    if (top < PAGED__I8_MIN) {
+        for (int32_t i = 0; i < n; i++) bytes[i] = 0;
+        *scale = n_nan ? NAN : 0;
+        return n_nan;
+    }
     round_to_bytes(bytes, x, 127 / top, n);
     *scale = top * norm / 127;
     return 0;

@@ -27,6 +27,13 @@ INLINE __m512i broadcast4(const void *bytes) {
     return _mm512_set1_epi32(four);
 }
 
+/* sum + four products in each lane. The intrinsic would do, but gcc 12 copies its accumulator to another
+ * register and back, which halves the speed of the loops below. */
+INLINE __m512i add_products(__m512i sum, __m512i unsigned_bytes, __m512i signed_bytes) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unsigned_bytes), "v"(signed_bytes));
+    return sum;
+}
+
 /* ---- scores ---- */
 
 /* Rows r … r + n - 1. */
@@ -48,7 +55,7 @@ INLINE void qk_rows(const paged__step *step, int32_t r, const int n) {
         }
         UNROLL for (int i = 0; i < n; i++) {
             __m512i four = broadcast4(q[i]->q + d);
-            UNROLL for (int j = 0; j < 4; j++) acc[i][j] = _mm512_dpbusd_epi32(acc[i][j], k[j], four);
+            UNROLL for (int j = 0; j < 4; j++) acc[i][j] = add_products(acc[i][j], k[j], four);
         }
     }
     UNROLL for (int j = 0; j < 4; j++) {
@@ -138,31 +145,42 @@ static void softmax(const paged__step *step) {
 
 /* ---- values ---- */
 
-/* Tile j, rows r … r + n - 1. */
-INLINE void pv_tile(const paged__step *step, int32_t r, int32_t j, const int n) {
-    const uint8_t *v = step->v.at[j], *next = step->v.next[j];
-    int64_t dv = step->head_dim_v, group_bytes = dv * 4;
+/* What rows r … r + n - 1 need of tile j. */
+typedef struct pv_work {
     __m512i weight[PV_ROWS][GROUPS];
     __m512 scale[PV_ROWS];
+    float *o[PV_ROWS];
+} pv_work;
+
+/* The elements d … d + 15 of V, of which those under the mask exist. */
+INLINE void pv_lanes(const pv_work *w, const uint8_t *v, const uint8_t *next, int64_t group_bytes, int64_t d,
+                     const int n, __mmask16 mask) {
+    __m512i sum[PV_ROWS];
+    UNROLL for (int i = 0; i < n; i++) sum[i] = _mm512_setzero_si512();
+    UNROLL for (int g = 0; g < GROUPS; g++) {
+        __m512i four = _mm512_maskz_loadu_epi32(mask, v + g * group_bytes + d * 4);
+        _mm_prefetch((const char *)next + g * group_bytes + d * 4, _MM_HINT_T0);
+        UNROLL for (int i = 0; i < n; i++) sum[i] = add_products(sum[i], w->weight[i][g], four);
+    }
+    UNROLL for (int i = 0; i < n; i++) {
+        __m512 o = _mm512_loadu_ps(w->o[i] + d);
+        _mm512_storeu_ps(w->o[i] + d, _mm512_fmadd_ps(w->scale[i], _mm512_cvtepi32_ps(sum[i]), o));
+    }
+}
+
+INLINE void pv_tile(const paged__step *step, int32_t r, int32_t j, const int n) {
+    const uint8_t *v = step->v.at[j], *next = step->v.next[j];
+    int64_t dv = step->head_dim_v, d = 0;
+    pv_work w;
     UNROLL for (int i = 0; i < n; i++) {
         const paged__i8_p *p = paged__i8_p_row(step, r + i);
-        scale[i] = _mm512_set1_ps(p->scale[j]);
-        UNROLL for (int g = 0; g < GROUPS; g++) weight[i][g] = broadcast4(p->weight + j * PAGED_TILE + g * 4);
+        w.scale[i] = _mm512_set1_ps(p->scale[j]);
+        w.o[i] = step->o + (r + i) * step->o_stride;
+        UNROLL for (int g = 0; g < GROUPS; g++) w.weight[i][g] =
+            broadcast4(p->weight + j * PAGED_TILE + g * 4);
     }
-    for (int64_t d = 0; d < dv; d += 16) {
-        __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(dv - d, 16)));
-        __m512i sum[PV_ROWS];
-        UNROLL for (int i = 0; i < n; i++) sum[i] = _mm512_setzero_si512();
-        UNROLL for (int g = 0; g < GROUPS; g++) {
-            __m512i four = _mm512_maskz_loadu_epi32(mask, v + g * group_bytes + d * 4);
-            _mm_prefetch((const char *)next + g * group_bytes + d * 4, _MM_HINT_T0);
-            UNROLL for (int i = 0; i < n; i++) sum[i] = _mm512_dpbusd_epi32(sum[i], weight[i][g], four);
-        }
-        UNROLL for (int i = 0; i < n; i++) {
-            float *o = step->o + (r + i) * step->o_stride + d;
-            _mm512_storeu_ps(o, _mm512_fmadd_ps(scale[i], _mm512_cvtepi32_ps(sum[i]), _mm512_loadu_ps(o)));
-        }
-    }
+    for (; d + 16 <= dv; d += 16) pv_lanes(&w, v, next, dv * 4, d, n, 0xffff);
+    if (d < dv) pv_lanes(&w, v, next, dv * 4, d, n, (__mmask16)(0xffffu >> (16 - (dv - d))));
 }
 
 INLINE void pv_rows(const paged__step *step, int32_t r, const int n) {
