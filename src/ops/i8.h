@@ -60,6 +60,9 @@ static inline void paged__i8_softmax(const paged__step *step, const paged__type_
     f32->softmax(&in_place);
 }
 
+/* What follows, in plain C: from the weights in s to the rows of p. */
+void paged__i8_weights(const paged__step *step);
+
 /* bytes[n] and *scale of src[n] * factor, n a multiple of 4. Returns the number of NaN; a row with one is
  * all NaN: its scale is. */
 int64_t paged__i8_from_f32(int8_t *bytes, float *scale, const float *src, float factor, int32_t n,

@@ -180,6 +180,9 @@ extern const paged__kernels paged__kernels_avx512_vnni;
 extern const paged__type_kernels paged__avx2_f16, paged__avx2_f32, paged__avx2_bf16;
 extern const paged__type_kernels paged__avx512_f16, paged__avx512_f32, paged__avx512_bf16;
 extern const paged__type_kernels paged__avx2_i8, paged__avx512_vnni_i8;
+#elif defined(__aarch64__)
+extern const paged__kernels paged__kernels_neon;
+extern const paged__type_kernels paged__neon_f16, paged__neon_f32, paged__neon_bf16, paged__neon_i8;
 #endif
 
 /* PAGED_ERR_INVALID_ARG, naming the field, if the shape of `kv` is none that ops can work on. */

@@ -1,6 +1,6 @@
-/* Goal: what each KV type costs in accuracy is known and stays so. Method: attention over the same f32 keys and
- * values, stored in each type, against the textbook in double on what was given, not on what was stored. The
- * table that is printed is the one in docs/attention.md. */
+/* Goal: what each KV type costs in accuracy is known and stays so. Method: attention over the same f32 keys
+ * and values, stored in each type, against the textbook in double on what was given, not on what was stored.
+ * The table that is printed is the one in docs/attention.md. */
 #include "kernels/world.h"
 
 enum { HEADS = 8, KV_HEADS = 2, DIM = 128, KEYS = 2048, QUERIES = 16, N_DATA = 3 };

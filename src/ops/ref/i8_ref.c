@@ -40,8 +40,7 @@ static void weights_of_tile(uint8_t *weight, float *scale, const float *w) {
     }
 }
 
-static void softmax(const paged__step *step) {
-    paged__i8_softmax(step, &paged__ref_f32);
+void paged__i8_weights(const paged__step *step) {
     for (int32_t r = 0; r < step->n_rows; r++) {
         paged__i8_p *row = paged__i8_p_row(step, r);
         const float *p = step->s + r * PAGED_ATTN_STEP;
@@ -52,6 +51,11 @@ static void softmax(const paged__step *step) {
         for (int32_t j = 0; j < PAGED__STEP_TILES; j++)
             weights_of_tile(row->weight + j * PAGED_TILE, &row->scale[j], w + j * PAGED_TILE);
     }
+}
+
+static void softmax(const paged__step *step) {
+    paged__i8_softmax(step, &paged__ref_f32);
+    paged__i8_weights(step);
 }
 
 static void pv(const paged__step *step) {
