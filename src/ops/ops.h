@@ -90,6 +90,9 @@ typedef struct paged__kernels {
     /* acc[n] = acc * a + part * b, n a multiple of 16. */
     void (*merge)(float *acc, float a, const float *part, float b, int32_t n);
     void (*divide)(float *out, const float *o, float l, int32_t n); /* out[n] = o / l, never -0 */
+    /* On 64 scores, see scores.h. NULL: those of paged__kernels_ref. */
+    void (*softcap)(float *s, float cap);
+    void (*alibi)(float *s, float slope, int32_t first);
 } paged__kernels;
 
 static inline int32_t paged__row_bytes(int32_t bytes) {
@@ -180,6 +183,12 @@ extern const paged__kernels paged__kernels_avx512_vnni;
 extern const paged__type_kernels paged__avx2_f16, paged__avx2_f32, paged__avx2_bf16;
 extern const paged__type_kernels paged__avx512_f16, paged__avx512_f32, paged__avx512_bf16;
 extern const paged__type_kernels paged__avx2_i8, paged__avx512_vnni_i8;
+extern const paged__type_kernels paged__avx512_bf16_bf16;
+/* Of attn_avx512.c, for the tables of larger sets. */
+void paged__merge_avx512(float *acc, float a, const float *part, float b, int32_t n);
+void paged__divide_avx512(float *out, const float *o, float l, int32_t n);
+void paged__to_f32_bf16_avx512(float *dst, const void *src, int64_t n);
+int64_t paged__from_f32_bf16_avx512(void *dst, const float *src, int64_t n);
 #elif defined(__aarch64__)
 extern const paged__kernels paged__kernels_neon;
 extern const paged__type_kernels paged__neon_f16, paged__neon_f32, paged__neon_bf16, paged__neon_i8;

@@ -4,47 +4,61 @@
 /* What absent tokens of a plain tile hold, so that packing needs no bounds. */
 static const float zeros[PAGED_HEAD_DIM_MAX];
 
+/* Whether a row sees a token of tile j. */
+static bool is_seen(const paged__attn_step *step, int32_t j) {
+    return j >= step->n_before / PAGED_TILE && j * PAGED_TILE < step->n_tokens;
+}
+
+/* Where no row sees a token, a tile that is there stands for one that may not be. */
+static void repeat_tile(const paged__attn_step *step, const void **k, const void **v) {
+    int32_t first = step->n_before / PAGED_TILE;
+    for (int32_t j = 0; j < PAGED__STEP_TILES; j++) {
+        if (is_seen(step, j)) continue;
+        k[j] = k[first];
+        v[j] = v[first];
+    }
+}
+
 void paged__tiles_find(const paged__attn_step *step, const void **k, const void **v) {
     const paged_kv *kv = step->kv;
     int64_t elem = (int64_t)paged__type_bytes(kv->type);
-    int32_t block = step->t0 / kv->block_size, offset = step->t0 % kv->block_size;
+    int32_t first = step->n_before / PAGED_TILE, t = step->t0 + first * PAGED_TILE,
+            block = t / kv->block_size, offset = t % kv->block_size;
     const uint8_t *k_head = kv->k + step->head * kv->k_head_stride,
                   *v_head = kv->v + step->head * kv->v_head_stride;
-    for (int32_t j = 0; j < PAGED__STEP_TILES; j++) {
-        if (j * PAGED_TILE >= step->n_tokens) {
-            k[j] = k[0];
-            v[j] = v[0];
-            continue;
-        }
-        int64_t base = step->table[block] * kv->block_stride;
-        k[j] = k_head + base + offset * elem * kv->head_dim_k;
-        v[j] = v_head + base + offset * elem * kv->head_dim_v;
+    for (int32_t j = first; j < PAGED__STEP_TILES && is_seen(step, j); j++) {
+        paged__slot at = paged__table_at(kv, step->table, block, offset);
+        k[j] = k_head + at.block * kv->block_stride + at.offset * elem * kv->head_dim_k;
+        v[j] = v_head + at.block * kv->block_stride + at.offset * elem * kv->head_dim_v;
         offset += PAGED_TILE;
         if (offset == kv->block_size) {
             offset = 0;
             block++;
         }
     }
+    repeat_tile(step, k, v);
 }
 
 void paged__scales_find(const paged__attn_step *step, const float **k, const float **v) {
     const paged_kv *kv = step->kv;
-    int32_t block = step->t0 / kv->block_size, offset = step->t0 % kv->block_size;
-    for (int32_t j = 0; j < PAGED__STEP_TILES; j++) {
-        if (j * PAGED_TILE >= step->n_tokens) {
-            k[j] = k[0];
-            v[j] = v[0];
-            continue;
-        }
-        int64_t at = step->table[block] * kv->scale_block_stride + step->head * kv->scale_head_stride +
-                     offset * (int64_t)sizeof(float);
-        k[j] = (const float *)(const void *)(kv->k_scale + at);
-        v[j] = (const float *)(const void *)(kv->v_scale + at);
+    int32_t first = step->n_before / PAGED_TILE, t = step->t0 + first * PAGED_TILE,
+            block = t / kv->block_size, offset = t % kv->block_size;
+    for (int32_t j = first; j < PAGED__STEP_TILES && is_seen(step, j); j++) {
+        paged__slot at = paged__table_at(kv, step->table, block, offset);
+        int64_t scale = at.block * kv->scale_block_stride + step->head * kv->scale_head_stride +
+                        at.offset * (int64_t)sizeof(float);
+        k[j] = (const float *)(const void *)(kv->k_scale + scale);
+        v[j] = (const float *)(const void *)(kv->v_scale + scale);
         offset += PAGED_TILE;
         if (offset == kv->block_size) {
             offset = 0;
             block++;
         }
+    }
+    for (int32_t j = 0; j < PAGED__STEP_TILES; j++) {
+        if (is_seen(step, j)) continue;
+        k[j] = k[first];
+        v[j] = v[first];
     }
 }
 
@@ -54,14 +68,14 @@ static void find_rows(const paged__attn_step *step, int32_t j, const void **k, c
     int64_t elem = (int64_t)paged__type_bytes(kv->type);
     int32_t t = step->t0 + j * PAGED_TILE, block = t / kv->block_size, offset = t % kv->block_size;
     for (int32_t i = 0; i < PAGED_TILE; i++) {
-        if (j * PAGED_TILE + i >= step->n_tokens) {
+        if (j * PAGED_TILE + i < step->n_before || j * PAGED_TILE + i >= step->n_tokens) {
             k[i] = zeros;
             v[i] = zeros;
-            continue;
+        } else {
+            int64_t base = step->table->blocks[block] * kv->block_stride;
+            k[i] = kv->k + base + step->head * kv->k_head_stride + offset * elem * kv->head_dim_k;
+            v[i] = kv->v + base + step->head * kv->v_head_stride + offset * elem * kv->head_dim_v;
         }
-        int64_t base = step->table[block] * kv->block_stride;
-        k[i] = kv->k + base + step->head * kv->k_head_stride + offset * elem * kv->head_dim_k;
-        v[i] = kv->v + base + step->head * kv->v_head_stride + offset * elem * kv->head_dim_v;
         if (++offset == kv->block_size) {
             offset = 0;
             block++;
@@ -75,12 +89,8 @@ void paged__tiles_pack(const paged__type_kernels *kernels, const paged__attn_ste
     for (int32_t j = 0; j < PAGED__STEP_TILES; j++) {
         float *k_tile = scratch->k_tiles + j * PAGED_TILE * (dk + 1),
               *v_tile = scratch->v_tiles + j * PAGED_TILE * dv;
-        if (j * PAGED_TILE >= step->n_tokens) {
-            k[j] = k[0];
-            v[j] = v[0];
-            continue;
-        }
         const void *k_rows[PAGED_TILE], *v_rows[PAGED_TILE];
+        if (!is_seen(step, j)) continue;
         find_rows(step, j, k_rows, v_rows);
         kernels->pack_k(widen ? scratch->narrow : k_tile, k_rows, (int32_t)dk);
         if (widen) kernels->widen_k(k_tile, scratch->narrow, (int32_t)dk);
@@ -89,6 +99,7 @@ void paged__tiles_pack(const paged__type_kernels *kernels, const paged__attn_ste
         k[j] = k_tile;
         v[j] = v_tile;
     }
+    repeat_tile(step, k, v);
 }
 
 void paged__tiles_widen(const paged__type_kernels *kernels, const paged__attn_step *step,
@@ -97,12 +108,13 @@ void paged__tiles_widen(const paged__type_kernels *kernels, const paged__attn_st
     const void *found_k[PAGED__STEP_TILES], *found_v[PAGED__STEP_TILES];
     paged__tiles_find(step, found_k, found_v);
     for (int32_t j = 0; j < PAGED__STEP_TILES; j++) {
-        bool there = j * PAGED_TILE < step->n_tokens;
-        float *k_tile = scratch->k_tiles + (there ? j : 0) * PAGED_TILE * (dk + 1),
-              *v_tile = scratch->v_tiles + (there ? j : 0) * PAGED_TILE * dv;
-        if (there) kernels->widen_k(k_tile, found_k[j], (int32_t)dk);
-        if (there) kernels->widen_v(v_tile, found_v[j], (int32_t)dv);
+        float *k_tile = scratch->k_tiles + j * PAGED_TILE * (dk + 1),
+              *v_tile = scratch->v_tiles + j * PAGED_TILE * dv;
+        if (!is_seen(step, j)) continue;
+        kernels->widen_k(k_tile, found_k[j], (int32_t)dk);
+        kernels->widen_v(v_tile, found_v[j], (int32_t)dv);
         k[j] = k_tile;
         v[j] = v_tile;
     }
+    repeat_tile(step, k, v);
 }

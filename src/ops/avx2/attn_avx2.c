@@ -9,6 +9,7 @@
 #include <immintrin.h>
 
 #include "ops/ops.h"
+#include "ops/scores.h"
 
 enum { ROWS = 6 };
 
@@ -420,4 +421,6 @@ const paged__kernels paged__kernels_avx2 = {
            [PAGED_TYPE_I8] = &paged__avx2_i8},
     .merge = merge,
     .divide = divide,
+    .softcap = paged__softcap,
+    .alibi = paged__alibi,
 };

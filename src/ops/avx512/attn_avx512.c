@@ -12,6 +12,7 @@
 #include <immintrin.h>
 
 #include "ops/ops.h"
+#include "ops/scores.h"
 
 enum { ROWS = 6 };
 
@@ -224,7 +225,7 @@ static void softmax(const paged__step *step) {
                     step->o_floats);
 }
 
-static void merge(float *acc, float a, const float *part, float b, int32_t n) {
+void paged__merge_avx512(float *acc, float a, const float *part, float b, int32_t n) {
     __m512 va = _mm512_set1_ps(a), vb = _mm512_set1_ps(b);
     for (int32_t d = 0; d < n; d += 16) {
         __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(acc + d), va);
@@ -232,7 +233,7 @@ static void merge(float *acc, float a, const float *part, float b, int32_t n) {
     }
 }
 
-static void divide(float *out, const float *o, float l, int32_t n) {
+void paged__divide_avx512(float *out, const float *o, float l, int32_t n) {
     __m512 vl = _mm512_set1_ps(l);
     for (int32_t d = 0; d < n; d += 16) {
         __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(n - d, 16)));
@@ -241,7 +242,7 @@ static void divide(float *out, const float *o, float l, int32_t n) {
     }
 }
 
-static void to_f32_f16(float *dst, const void *src, int64_t n) {
+static void paged__to_f32_f16_avx512(float *dst, const void *src, int64_t n) {
     const uint8_t *bytes = src;
     for (int64_t i = 0; i < n; i += 16) {
         __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(n - i, 16)));
@@ -249,7 +250,7 @@ static void to_f32_f16(float *dst, const void *src, int64_t n) {
     }
 }
 
-static void to_f32_bf16(float *dst, const void *src, int64_t n) {
+void paged__to_f32_bf16_avx512(float *dst, const void *src, int64_t n) {
     const uint8_t *bytes = src;
     for (int64_t i = 0; i < n; i += 16) {
         __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(n - i, 16)));
@@ -258,7 +259,7 @@ static void to_f32_bf16(float *dst, const void *src, int64_t n) {
     }
 }
 
-static void to_f32_f32(float *dst, const void *src, int64_t n) {
+static void paged__to_f32_f32_avx512(float *dst, const void *src, int64_t n) {
     memcpy(dst, src, (size_t)n * sizeof(float));
 }
 
@@ -276,7 +277,7 @@ static void unpack_bf16(float *dst, const void *src, int32_t n_pairs, int32_t wi
 }
 
 static void widen_k_f16(float *tile, const void *src, int32_t head_dim) {
-    to_f32_f16(tile, src, (int64_t)head_dim * PAGED_TILE);
+    paged__to_f32_f16_avx512(tile, src, (int64_t)head_dim * PAGED_TILE);
 }
 
 static void widen_k_bf16(float *tile, const void *src, int32_t head_dim) {
@@ -295,7 +296,7 @@ INLINE __m512 load_limited(const float *src, __mmask16 mask, float limit, int64_
     return _mm512_max_ps(_mm512_set1_ps(-limit), _mm512_min_ps(_mm512_set1_ps(limit), x));
 }
 
-static int64_t from_f32_f16(void *dst, const float *src, int64_t n) {
+static int64_t paged__from_f32_f16_avx512(void *dst, const float *src, int64_t n) {
     int64_t n_nan = 0;
     for (int64_t i = 0; i < n; i += 16) {
         __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(n - i, 16)));
@@ -305,7 +306,7 @@ static int64_t from_f32_f16(void *dst, const float *src, int64_t n) {
     return n_nan;
 }
 
-static int64_t from_f32_bf16(void *dst, const float *src, int64_t n) {
+int64_t paged__from_f32_bf16_avx512(void *dst, const float *src, int64_t n) {
     int64_t n_nan = 0;
     for (int64_t i = 0; i < n; i += 16) {
         __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(n - i, 16)));
@@ -321,7 +322,7 @@ static int64_t from_f32_bf16(void *dst, const float *src, int64_t n) {
     return n_nan;
 }
 
-static int64_t from_f32_f32(void *dst, const float *src, int64_t n) {
+static int64_t paged__from_f32_f32_avx512(void *dst, const float *src, int64_t n) {
     int64_t n_nan = 0;
     memcpy(dst, src, (size_t)n * sizeof(float));
     for (int64_t i = 0; i < n; i++) n_nan += src[i] != src[i];
@@ -346,7 +347,8 @@ OF_TYPE(bf16, PAGED_TYPE_BF16)
 #define ENTRY(name)                                                                                          \
     .q_bytes = paged__q_bytes_f32, .p_bytes = PAGED_ATTN_STEP * 4, .load_q = paged__load_q_f32,              \
     .qk = qk_##name, .softmax = softmax, .pv = pv_##name, .pack_k = paged__pack_k_##name,                    \
-    .pack_v = paged__pack_v_##name, .to_f32 = to_f32_##name, .from_f32 = from_f32_##name
+    .pack_v = paged__pack_v_##name, .to_f32 = paged__to_f32_##name##_avx512,                                 \
+    .from_f32 = paged__from_f32_##name##_avx512
 
 const paged__type_kernels paged__avx512_f16 = {ENTRY(f16), .widen_k = widen_k_f16, .widen_v = widen_k_f16};
 const paged__type_kernels paged__avx512_f32 = {ENTRY(f32)};
@@ -359,8 +361,10 @@ const paged__kernels paged__kernels_avx512 = {
            [PAGED_TYPE_F32] = &paged__avx512_f32,
            [PAGED_TYPE_BF16] = &paged__avx512_bf16,
            [PAGED_TYPE_I8] = &paged__avx2_i8},
-    .merge = merge,
-    .divide = divide,
+    .merge = paged__merge_avx512,
+    .divide = paged__divide_avx512,
+    .softcap = paged__softcap,
+    .alibi = paged__alibi,
 };
 
 const paged__kernels paged__kernels_avx512_vnni = {
@@ -369,6 +373,8 @@ const paged__kernels paged__kernels_avx512_vnni = {
            [PAGED_TYPE_F32] = &paged__avx512_f32,
            [PAGED_TYPE_BF16] = &paged__avx512_bf16,
            [PAGED_TYPE_I8] = &paged__avx512_vnni_i8},
-    .merge = merge,
-    .divide = divide,
+    .merge = paged__merge_avx512,
+    .divide = paged__divide_avx512,
+    .softcap = paged__softcap,
+    .alibi = paged__alibi,
 };

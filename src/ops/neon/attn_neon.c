@@ -333,4 +333,6 @@ const paged__kernels paged__kernels_neon = {
            [PAGED_TYPE_I8] = &paged__neon_i8},
     .merge = merge,
     .divide = divide,
+    .softcap = paged__softcap,
+    .alibi = paged__alibi,
 };

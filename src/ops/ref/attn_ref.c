@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "ops/ops.h"
+#include "ops/scores.h"
 
 /* Element e of an array of n pairs or singles is converted on its own; slow and obvious. */
 static float load(const void *src, int64_t e, paged_type type) {
@@ -187,4 +188,6 @@ const paged__kernels paged__kernels_ref = {
            [PAGED_TYPE_I8] = &paged__ref_i8},
     .merge = merge,
     .divide = divide,
+    .softcap = paged__softcap,
+    .alibi = paged__alibi,
 };
