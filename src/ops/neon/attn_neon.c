@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "ops/ops.h"
+#include "ops/scores.h"
 
 enum { ROWS = 4, VECS = 4 };
 
