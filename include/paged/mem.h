@@ -17,7 +17,8 @@
  * In a cache of several groups an extent belongs to one group at a time and the numbers have gaps.
  *
  * Layout of a block: [layer][K | V][kv_head][block_size][head_dim], so all layers of a block are one run of
- * bytes and the K of all heads of one layer is one run.
+ * bytes and the K of all heads of one layer is one run. In a group of i8 the scales of a layer follow its K
+ * and V: [layer][K | V | scales of K | scales of V], the scales [kv_head][block_size] f32.
  *
  * Thread rule: one thread at a time per cache. Different caches are independent.
  */

@@ -25,7 +25,7 @@ typedef struct run_options {
     size_t pool_bytes;
 } run_options;
 
-static const char *const kv_types[] = {"f16", "f32", "bf16", NULL}; /* index: paged_type */
+static const char *const kv_types[] = {"f16", "f32", "bf16", "int8", NULL}; /* index: paged_type */
 static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL};
 
 #define AT(field) offsetof(run_options, field)
@@ -59,7 +59,7 @@ static const paged__option options_table[] = {
     {PAGED__OPTION_BYTES, 0, "pool-bytes", "N", AT(pool_bytes), 0, 0, NULL,
      "bytes of the KV pool: 64M, 1GiB (default: what the context needs)"},
     {PAGED__OPTION_CHOICE, 0, "kv-type", "TYPE", AT(kv_type), 0, 0, kv_types,
-     "f16, f32 or bf16 (default: f16)"},
+     "f16, f32, bf16 or int8 (default: f16)"},
     {PAGED__OPTION_INT, 0, "block-size", "N", AT(block_size), 1, 1024, NULL,
      "tokens of a block (default: 16); multiples of 16 are faster,\nthey take the packed layout"},
     {PAGED__OPTION_INT, 0, "threads", "N", AT(n_threads), 1, 256, NULL,

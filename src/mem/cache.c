@@ -9,7 +9,8 @@ static paged_status check_group(const paged_group_config *gc, int32_t g, int32_t
         return paged__fail(err, PAGED_ERR_INVALID_ARG,
                            "groups[%d]: n_layers %d, n_kv_heads %d, head_dim_k %d, head_dim_v %d", g,
                            gc->n_layers, gc->n_kv_heads, gc->head_dim_k, gc->head_dim_v);
-    if (gc->type != PAGED_TYPE_F16 && gc->type != PAGED_TYPE_F32 && gc->type != PAGED_TYPE_BF16)
+    if (gc->type != PAGED_TYPE_F16 && gc->type != PAGED_TYPE_F32 && gc->type != PAGED_TYPE_BF16 &&
+        gc->type != PAGED_TYPE_I8)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "groups[%d].type %d is unknown", g, (int)gc->type);
     if (gc->layout != PAGED_LAYOUT_PLAIN && gc->layout != PAGED_LAYOUT_PACKED)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "groups[%d].layout %d is unknown", g, (int)gc->layout);
@@ -20,6 +21,12 @@ static paged_status check_group(const paged_group_config *gc, int32_t g, int32_t
     if (gc->layout == PAGED_LAYOUT_PACKED && gc->type == PAGED_TYPE_BF16 && gc->head_dim_k % 2 != 0)
         return paged__fail(err, PAGED_ERR_INVALID_ARG,
                            "groups[%d].head_dim_k %d is odd, packed bf16 asks for even", g, gc->head_dim_k);
+    if (gc->type == PAGED_TYPE_I8 &&
+        (gc->layout == PAGED_LAYOUT_PLAIN || gc->head_dim_k % 4 != 0 || gc->head_dim_v % 4 != 0))
+        return paged__fail(err, PAGED_ERR_INVALID_ARG,
+                           "groups[%d]: i8 asks for the packed layout and head dims that are multiples of 4; "
+                           "layout %d, head_dim_k %d, head_dim_v %d",
+                           g, (int)gc->layout, gc->head_dim_k, gc->head_dim_v);
     if (!paged_block_bytes(gc, block_size))
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "groups[%d]: the bytes of a block overflow", g);
     return PAGED_OK;
@@ -138,6 +145,9 @@ static void set_groups(paged_cache *cache, const paged_cache_config *config) {
         gr->block_bytes = paged_block_bytes(&gr->config, cache->block_size);
         size_t layer_bytes = gr->block_bytes / (size_t)gr->config.n_layers;
         size_t head_dims = (size_t)gr->config.head_dim_k + (size_t)gr->config.head_dim_v;
+        if (gr->config.type == PAGED_TYPE_I8)
+            gr->scale_bytes = (size_t)gr->config.n_kv_heads * (size_t)cache->block_size * sizeof(float);
+        layer_bytes -= 2 * gr->scale_bytes;
         gr->k_bytes = layer_bytes / head_dims * (size_t)gr->config.head_dim_k;
         gr->v_bytes = layer_bytes - gr->k_bytes;
     }
@@ -231,7 +241,7 @@ paged_status paged_cache_kv(const paged_cache *cache, int32_t group, int32_t lay
     const paged__group *gr = &cache->groups[group];
     const paged_group_config *gc = &gr->config;
     if (layer < 0 || layer >= gc->n_layers || !cache->arena.base) return PAGED_ERR_INVALID_ARG;
-    uint8_t *k = cache->arena.base + (size_t)layer * (gr->k_bytes + gr->v_bytes);
+    uint8_t *k = cache->arena.base + (size_t)layer * (gr->block_bytes / (size_t)gc->n_layers);
     *out = (paged_kv){
         .k = k,
         .v = k + gr->k_bytes,
@@ -246,6 +256,12 @@ paged_status paged_cache_kv(const paged_cache *cache, int32_t group, int32_t lay
         .type = gc->type,
         .layout = gc->layout,
     };
+    if (gr->scale_bytes) {
+        out->k_scale = out->v + gr->v_bytes;
+        out->v_scale = out->k_scale + gr->scale_bytes;
+        out->scale_block_stride = (int64_t)gr->block_bytes;
+        out->scale_head_stride = (int64_t)(gr->scale_bytes / (size_t)gc->n_kv_heads);
+    }
     return PAGED_OK;
 }
 

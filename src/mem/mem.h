@@ -89,7 +89,8 @@ typedef struct paged__recount {
 
 typedef struct paged__group {
     paged_group_config config;
-    size_t block_bytes, k_bytes, v_bytes; /* k, v: of one layer of a block */
+    size_t block_bytes;
+    size_t k_bytes, v_bytes, scale_bytes; /* of one layer of a block; scale: of K, and as many of V */
     int32_t n_ids;                        /* ids lie in [0, n_ids) */
     int32_t n_used, n_cached, n_free;     /* blocks of the extents it owns */
     int32_t partial;                      /* first extent with a free block; -1: none */
