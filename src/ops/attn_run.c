@@ -153,11 +153,17 @@ static void step_tiles(const unit *u, split_run *run, const paged__scratch *scra
         paged__tiles_widen(run->tiles, &at, scratch, k->at, v->at);
     else
         paged__tiles_find(&at, k->at, v->at);
+    if (u->kv->type == PAGED_TYPE_I8) {
+        paged__scales_find(&at, k->scale, v->scale);
+        memcpy(k->next_scale, k->scale, sizeof k->next_scale);
+        memcpy(v->next_scale, v->scale, sizeof v->next_scale);
+    }
     if (run->pack || run->widen || t1 >= n_keys) {
         memcpy(k->next, k->at, sizeof k->next);
         memcpy(v->next, v->at, sizeof v->next);
     } else {
         paged__tiles_find(&next, k->next, v->next);
+        if (u->kv->type == PAGED_TYPE_I8) paged__scales_find(&next, k->next_scale, v->next_scale);
     }
 }
 

@@ -39,6 +39,29 @@ void paged__tiles_find(const paged__attn_step *step, const void **k, const void 
     repeat_tile(step, k, v);
 }
 
+void paged__scales_find(const paged__attn_step *step, const float **k, const float **v) {
+    const paged_kv *kv = step->kv;
+    int32_t first = step->n_before / PAGED_TILE, t = step->t0 + first * PAGED_TILE,
+            block = t / kv->block_size, offset = t % kv->block_size;
+    for (int32_t j = first; j < PAGED__STEP_TILES && is_seen(step, j); j++) {
+        paged__slot at = paged__table_at(kv, step->table, block, offset);
+        int64_t scale = at.block * kv->scale_block_stride + step->head * kv->scale_head_stride +
+                        at.offset * (int64_t)sizeof(float);
+        k[j] = (const float *)(const void *)(kv->k_scale + scale);
+        v[j] = (const float *)(const void *)(kv->v_scale + scale);
+        offset += PAGED_TILE;
+        if (offset == kv->block_size) {
+            offset = 0;
+            block++;
+        }
+    }
+    for (int32_t j = 0; j < PAGED__STEP_TILES; j++) {
+        if (is_seen(step, j)) continue;
+        k[j] = k[first];
+        v[j] = v[first];
+    }
+}
+
 /* The plain rows of tile j. Token by token, since neighbours may lie in different blocks. */
 static void find_rows(const paged__attn_step *step, int32_t j, const void **k, const void **v) {
     const paged_kv *kv = step->kv;

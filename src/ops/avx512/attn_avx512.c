@@ -359,7 +359,20 @@ const paged__kernels paged__kernels_avx512 = {
     .name = "avx512",
     .of = {[PAGED_TYPE_F16] = &paged__avx512_f16,
            [PAGED_TYPE_F32] = &paged__avx512_f32,
-           [PAGED_TYPE_BF16] = &paged__avx512_bf16},
+           [PAGED_TYPE_BF16] = &paged__avx512_bf16,
+           [PAGED_TYPE_I8] = &paged__avx2_i8},
+    .merge = paged__merge_avx512,
+    .divide = paged__divide_avx512,
+    .softcap = paged__softcap,
+    .alibi = paged__alibi,
+};
+
+const paged__kernels paged__kernels_avx512_vnni = {
+    .name = "avx512_vnni",
+    .of = {[PAGED_TYPE_F16] = &paged__avx512_f16,
+           [PAGED_TYPE_F32] = &paged__avx512_f32,
+           [PAGED_TYPE_BF16] = &paged__avx512_bf16,
+           [PAGED_TYPE_I8] = &paged__avx512_vnni_i8},
     .merge = paged__merge_avx512,
     .divide = paged__divide_avx512,
     .softcap = paged__softcap,
