@@ -36,7 +36,7 @@ void paged__act_set(const paged__act *act, int32_t token, const float *x, const 
 static int32_t chunk_tokens(int32_t n_tokens, int32_t n_tiles) {
     const int32_t most = PAGED__SUMS_MAX / (n_tiles * PAGED__ROW_TILE);
     const int32_t n_chunks = (n_tokens + most - 1) / most;
-    return paged__round_up((n_tokens + n_chunks - 1) / n_chunks, PAGED__ACT_GROUP);
+    return paged__round_up((n_tokens + n_chunks - 1) / n_chunks, paged__group_size(n_tokens));
 }
 
 /* Some tiles of matrix i (GLU: of gate and up), all tokens; y_first: where its part of a row of y begins. */

@@ -21,9 +21,9 @@ static void tile_quantised(float *sums, int32_t stride, const paged__matrix *w, 
     for (int32_t b = 0; b < paged__round_up(w->n_cols, unit_cols) / PAGED__ACT_BLOCK; b++) {
         paged__block_read(w, tile, b, &block);
         for (int32_t t = 0; t < n_tokens; t++) {
-            const int32_t token = token0 + t, width = paged__group_tokens(x, token);
+            const paged__group group = paged__group_of(x, token0 + t);
             const paged__act_block *act =
-                paged__group_blocks(x, token) + (int64_t)b * width + token % PAGED__ACT_GROUP;
+                paged__group_blocks(x, group) + (int64_t)b * group.width + (token0 + t - group.first);
             for (int r = 0; r < PAGED__ROW_TILE; r++)
                 sum_block(sums + t * stride + r, &block, r, act, halves, has_min);
         }
@@ -45,13 +45,13 @@ static void tile_float(float *sums, int32_t stride, const paged__matrix *w, int3
                        int32_t token0, int32_t n_tokens) {
     const uint8_t *data = paged__tile_at(w, tile);
     for (int32_t t = 0; t < n_tokens; t++) {
-        const int32_t token = token0 + t, width = paged__group_tokens(x, token);
-        const float *act = paged__group_floats(x, token) + token % PAGED__ACT_GROUP;
+        const paged__group group = paged__group_of(x, token0 + t);
+        const float *act = paged__group_floats(x, group) + (token0 + t - group.first);
         for (int32_t first = 0; first < w->n_cols; first += PAGED__FLOAT_BLOCK)
             for (int r = 0; r < PAGED__ROW_TILE; r++) {
                 float part = 0;
                 for (int64_t k = first; k < PAGED_MIN(first + PAGED__FLOAT_BLOCK, w->n_cols); k++)
-                    part = fmaf(weight(data, k * 16 + r, w->type), act[k * width], part);
+                    part = fmaf(weight(data, k * 16 + r, w->type), act[k * group.width], part);
                 sums[t * stride + r] += part;
             }
     }
