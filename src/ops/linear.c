@@ -76,7 +76,12 @@ void paged__linear_run(const paged__linear_job *job, int32_t ith, int32_t nth) {
     const paged__linear_kernels_table *k = kernels();
     const bool glu = job->epilogue >= PAGED__SWIGLU;
     const int32_t n = glu ? 1 : job->n_w;
-    PAGED_ASSERT(!glu || job->n_w == 2);
+    PAGED_ASSERT(job->n_w >= 1 && job->n_w <= 4 && (!glu || job->n_w == 2));
+    for (int32_t i = 0; i < job->n_w; i++)
+        PAGED_ASSERT(job->w[i]->n_cols == job->x->n_cols &&
+                     paged__wants_quantised(job->w[i]->type) == job->x->quantised &&
+                     (!glu || job->w[i]->n_rows == job->w[0]->n_rows));
+    if (job->x->n_tokens <= 0) return;
     int64_t tile_bytes[4], all = 0, before = 0;
     for (int32_t i = 0; i < n; i++) {
         tile_bytes[i] = (int64_t)(job->w[i]->tile_bytes + (glu ? job->w[1]->tile_bytes : 0));

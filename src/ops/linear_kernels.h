@@ -153,14 +153,13 @@ static inline float *paged__group_floats(const paged__act *x, paged__group group
 /* u = kvalue + 128 of IQ4_NL. */
 extern const uint8_t paged__iq4_nl[16];
 
-/* One block of 32 columns of a packed tile in plain numbers. */
-typedef struct paged__block {
-    uint8_t u[PAGED__ROW_TILE][PAGED__ACT_BLOCK];
-    float d[2][PAGED__ROW_TILE]; /* of the first and of the second 16 columns */
-    float m[PAGED__ROW_TILE];
+/* 32 columns of one row in plain numbers: w = d * (u - zero) + m, d of the first and of the second 16. */
+typedef struct paged__row_block {
+    uint8_t u[PAGED__ACT_BLOCK];
+    float d[2], m;
     int32_t zero;
-} paged__block;
+} paged__row_block;
 
-void paged__block_read(const paged__matrix *w, int32_t tile, int32_t block, paged__block *out);
+void paged__row_block_read(const paged__matrix *w, int32_t row, int32_t block, paged__row_block *out);
 
 #endif
