@@ -8,8 +8,8 @@
  * conversion, one multiplication and one or two multiply-adds.
  *
  * One group of tokens reads the weights from memory as they are. For more groups the tiles are divided into
- * parts of 512 columns, which stay in L1: few tokens read them packed, many from a panel of unpacked bytes;
- * and while they do, the next part is brought in.
+ * equal parts of up to 512 columns, which stay in L1: few tokens read them packed, many from a panel of
+ * unpacked bytes; and while they do, the next part is brought in.
  */
 #include <immintrin.h>
 
@@ -327,9 +327,10 @@ static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_ti
     }
     const int64_t n_units = (int64_t)w->tile_bytes / paged__unit_bytes(w->type);
     const int64_t most = n_tokens > PAGED__ACT_GROUP ? PANEL_BLOCKS / paged__unit_blocks(w->type) : n_units;
+    const int64_t n_parts = (n_units + most - 1) / most, part = (n_units + n_parts - 1) / n_parts;
     memset(out, 0, (size_t)(n_tokens * STRIDE) * sizeof *out);
-    for (int64_t u = 0; u < n_units; u += most)
-        part_sums(out, w, tile + u * paged__unit_step(w->type), u, PAGED_MIN(most, n_units - u), x, token0,
+    for (int64_t u = 0; u < n_units; u += part)
+        part_sums(out, w, tile + u * paged__unit_step(w->type), u, PAGED_MIN(part, n_units - u), x, token0,
                   n_tokens);
 }
 
