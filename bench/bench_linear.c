@@ -187,8 +187,9 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) static int64_t p
         __asm__ volatile("" : "+v"(x));
         STEP(0)
         STEP(1)
-        STEP(2) STEP(3) STEP(4) STEP(5) STEP(6) STEP(7) STEP(8) STEP(9) STEP(10) STEP(11) STEP(12) STEP(13)
-            STEP(14) STEP(15)
+        STEP(2)
+        STEP(3) STEP(4) STEP(5) STEP(6) STEP(7) STEP(8) STEP(9) STEP(10) STEP(11) STEP(12) STEP(13) STEP(14)
+            STEP(15)
     }
 #undef STEP
     for (int i = 1; i < PEAK_CHAINS; i++) acc[0] = _mm512_add_epi32(acc[0], acc[i]);
@@ -314,9 +315,10 @@ static product open_product(paged__weight_type type, int32_t n_rows, int32_t n_c
     p.row_bytes = ggml_row_size(types[type].ggml, n_cols);
     p.gguf_bytes = p.row_bytes * (size_t)n_rows;
     p.packed_bytes = paged__matrix_bytes(type, n_rows, n_cols);
-    /* About as many operations a round for few tokens as for many; but never warm weights for few. */
-    const size_t cold = (cold_bytes + p.gguf_bytes - 1) / p.gguf_bytes;
-    p.n_copies = n_tokens <= 16 ? (int32_t)cold : (int32_t)PAGED_MIN(cold, (size_t)(1 + 256 / n_tokens));
+    /* Cold weights, but no more operations a round than let some rounds pass in a few seconds. */
+    const int64_t cold = (int64_t)((cold_bytes + p.gguf_bytes - 1) / p.gguf_bytes);
+    const int64_t few = (int64_t)4000000000 / (2 * (int64_t)n_rows * n_cols * n_tokens);
+    p.n_copies = (int32_t)(n_tokens == 1 ? cold : PAGED_MIN(cold, PAGED_MAX(few, 1)));
     float *row = malloc((size_t)n_cols * sizeof *row);
     p.x = malloc((size_t)n_tokens * (size_t)n_cols * sizeof(float));
     p.y = malloc((size_t)n_tokens * (size_t)n_rows * sizeof(float));
