@@ -27,7 +27,7 @@ enum {
     PANEL_BLOCK = 640, /* quants u8[8][64], d f32[16], then m, or d of the second half, f32[16] */
     PANEL_BLOCKS = PAGED__PANEL_COLS / PAGED__ACT_BLOCK,
     PACKED_TOKENS = 18, /* for more, unpacking pays; with high bits for more than a group */
-    AHEAD = 4096        /* bytes; one group asks for memory so much before it uses it */
+    AHEAD = 8192        /* bytes; one group asks for memory so much before it uses it */
 };
 
 /* ---- one block of the packed format ---- */
