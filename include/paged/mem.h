@@ -194,7 +194,7 @@ PAGED_API paged_status paged_seq_commit(paged_cache *cache, paged_seq seq, const
 PAGED_API paged_status paged_seq_truncate(paged_cache *cache, paged_seq seq, int32_t n_tokens);
 
 /* A new sequence with the same committed tokens in the same blocks. A reservation is not inherited. Errors:
- * NO_SEQS, NO_MEMORY, STALE. */
+ * NO_SEQS, STALE. */
 PAGED_API paged_status paged_seq_fork(paged_cache *cache, paged_seq parent, paged_seq *out);
 
 PAGED_API int32_t paged_seq_len(const paged_cache *cache, paged_seq seq); /* committed tokens; -1: stale */

@@ -109,19 +109,32 @@ static bool take_index(paged_cache *cache) {
            cache->pins.items;
 }
 
+/* Entries of a row of an array of rows: an odd number of cache lines, so that the same place of all rows,
+ * which sequences that grow in turns touch, does not fall into one set of the processor's caches. */
+static int64_t row_stride(int32_t n_entries) {
+    const int32_t per_line = 64 / (int32_t)sizeof(int32_t);
+    return (int64_t)(paged__ceil_div(n_entries, per_line) | 1) * per_line;
+}
+
+static size_t row_bytes(int64_t stride) {
+    return (size_t)stride * sizeof(int32_t);
+}
+
 static paged_status take_memory(paged_cache *cache, paged_error *err) {
-    size_t n_entries = (size_t)cache->max_seqs * (size_t)cache->max_blocks;
+    cache->table_stride = row_stride(cache->max_blocks);
+    cache->token_stride = row_stride(cache->max_seq_tokens);
     cache->n_granules = (cache->pool_bytes + PAGED__GRANULE - 1) / PAGED__GRANULE;
     cache->extents = paged__calloc((size_t)cache->n_extents, sizeof *cache->extents);
     cache->free_extents = paged__calloc((size_t)cache->n_extents, sizeof *cache->free_extents);
     cache->backed = paged__calloc(cache->n_granules, sizeof *cache->backed);
     cache->seqs = paged__calloc((size_t)cache->max_seqs, sizeof *cache->seqs);
-    bool complete = cache->extents && cache->free_extents && cache->backed && cache->seqs;
+    cache->tokens = paged__alloc((size_t)cache->max_seqs, row_bytes(cache->token_stride));
+    bool complete = cache->extents && cache->free_extents && cache->backed && cache->seqs && cache->tokens;
     for (int32_t g = 0; g < cache->n_groups && complete; g++) {
         paged__group *gr = &cache->groups[g];
         gr->blocks = paged__calloc((size_t)gr->n_ids, sizeof *gr->blocks);
         gr->recount = paged__calloc((size_t)gr->n_ids, sizeof *gr->recount);
-        gr->tables = paged__alloc(n_entries, sizeof *gr->tables);
+        gr->tables = paged__alloc((size_t)cache->max_seqs, row_bytes(cache->table_stride));
         complete = gr->blocks && gr->recount && gr->tables;
     }
     if (complete && take_index(cache)) return PAGED_OK;
@@ -192,7 +205,6 @@ fail:
 
 void paged_cache_free(paged_cache *cache) {
     if (!cache) return;
-    for (int32_t i = 0; cache->seqs && i < cache->max_seqs; i++) paged__free(cache->seqs[i].tokens);
     for (int32_t g = 0; g < cache->n_groups; g++) {
         paged__free(cache->groups[g].blocks);
         paged__free(cache->groups[g].recount);
@@ -207,6 +219,7 @@ void paged_cache_free(paged_cache *cache) {
     paged__free(cache->node_blocks);
     paged__free(cache->node_tokens);
     paged__free(cache->nodes);
+    paged__free(cache->tokens);
     paged__free(cache->seqs);
     paged__free(cache->backed);
     paged__free(cache->free_extents);
@@ -220,7 +233,7 @@ void paged_cache_free(paged_cache *cache) {
 paged_status paged_cache_tables(const paged_cache *cache, int32_t group, paged_tables *out) {
     if (!cache || !out || group < 0 || group >= cache->n_groups) return PAGED_ERR_INVALID_ARG;
     out->blocks = cache->groups[group].tables;
-    out->seq_stride = cache->max_blocks;
+    out->seq_stride = cache->table_stride;
     out->head_stride = 0;
     out->max_blocks = cache->max_blocks;
     return PAGED_OK;
@@ -262,7 +275,7 @@ static int64_t count_slots(const paged_cache *cache) {
         for (int32_t round = 0; round < 2; round++) {
             for (int32_t row = 0; row < cache->max_seqs; row++) {
                 const paged__seq *seq = &cache->seqs[row];
-                const int32_t *table = gr->tables + (int64_t)row * cache->max_blocks;
+                const int32_t *table = gr->tables + row * cache->table_stride;
                 for (int32_t i = 0; i < seq->n_entries; i++) {
                     int32_t *credit = &gr->recount[table[i]].n_refs;
                     int32_t fill = PAGED_MIN(seq->len - i * cache->block_size, cache->block_size);
@@ -285,10 +298,9 @@ static size_t index_bytes(const paged_cache *cache) {
 }
 
 static size_t metadata_bytes(const paged_cache *cache) {
-    size_t bytes =
-        sizeof *cache + cache->n_granules + cache->token_bytes + cache->space_bytes + index_bytes(cache);
+    size_t bytes = sizeof *cache + cache->n_granules + cache->space_bytes + index_bytes(cache);
     bytes += (size_t)cache->n_extents * (sizeof *cache->extents + sizeof *cache->free_extents);
-    bytes += (size_t)cache->max_seqs * sizeof *cache->seqs;
+    bytes += (size_t)cache->max_seqs * (sizeof *cache->seqs + row_bytes(cache->token_stride));
     for (int32_t g = 0; g < cache->n_groups; g++) {
         bytes += (size_t)cache->groups[g].n_ids * (sizeof(paged__block) + sizeof(paged__recount));
     }
@@ -333,8 +345,7 @@ void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out) {
     }
     s.n_free = s.n_blocks - s.n_used - s.n_cached;
     s.waste_bytes = cache->pool_bytes - block_bytes;
-    s.table_bytes =
-        (size_t)cache->n_groups * (size_t)cache->max_seqs * (size_t)cache->max_blocks * sizeof(int32_t);
+    s.table_bytes = (size_t)cache->n_groups * (size_t)cache->max_seqs * row_bytes(cache->table_stride);
     *out = s;
 }
 

@@ -10,7 +10,7 @@
 static paged_status check_row(const paged_cache *cache, int32_t row, paged_error *err) {
     const paged__seq *seq = &cache->seqs[row];
     if (!seq->live) {
-        REQUIRE(seq->len == 0 && seq->reserved == 0 && seq->n_entries == 0 && !seq->tokens,
+        REQUIRE(seq->len == 0 && seq->reserved == 0 && seq->n_entries == 0,
                 "row %d is free but has %d tokens, %d reserved, %d entries", row, seq->len, seq->reserved,
                 seq->n_entries);
         return PAGED_OK;
@@ -23,21 +23,19 @@ static paged_status check_row(const paged_cache *cache, int32_t row, paged_error
     REQUIRE(seq->n_entries == paged__ceil_div(n_tokens, cache->block_size),
             "row %d: %d entries for %lld tokens in blocks of %d", row, seq->n_entries, (long long)n_tokens,
             cache->block_size);
-    REQUIRE(seq->tokens_capacity >= n_tokens && (seq->tokens || !seq->tokens_capacity),
-            "row %d: room for %d tokens, %lld needed", row, seq->tokens_capacity, (long long)n_tokens);
+    REQUIRE(seq->tokens == cache->tokens + row * cache->token_stride, "row %d has the tokens of another",
+            row);
     return PAGED_OK;
 }
 
 static paged_status check_rows(const paged_cache *cache, paged_error *err) {
     int32_t n_live = 0, n_free = 0;
     int64_t n_tokens = 0;
-    size_t token_bytes = 0;
     for (int32_t row = 0; row < cache->max_seqs; row++) {
         paged_status status = check_row(cache, row, err);
         if (status != PAGED_OK) return status;
         n_live += cache->seqs[row].live;
         n_tokens += cache->seqs[row].len;
-        token_bytes += (size_t)cache->seqs[row].tokens_capacity * sizeof(int32_t);
     }
     /* A walk over free rows only, as long as there are free rows, has met each once. */
     for (int32_t row = cache->free_seq; row >= 0; row = cache->seqs[row].next_free) {
@@ -50,8 +48,6 @@ static paged_status check_rows(const paged_cache *cache, paged_error *err) {
             cache->max_seqs);
     REQUIRE(n_tokens == cache->n_tokens, "%lld tokens, %lld counted", (long long)n_tokens,
             (long long)cache->n_tokens);
-    REQUIRE(token_bytes == cache->token_bytes, "%zu bytes of tokens, %zu counted", token_bytes,
-            cache->token_bytes);
     return PAGED_OK;
 }
 
@@ -60,7 +56,7 @@ static paged_status check_rows(const paged_cache *cache, paged_error *err) {
 /* The sequence that named the block before has the same tokens in it, as far as both have committed. */
 static paged_status check_sharing(const paged_cache *cache, int32_t g, int32_t row, int32_t idx,
                                   const paged__recount *count, paged_error *err) {
-    int32_t block = cache->groups[g].tables[(int64_t)row * cache->max_blocks + idx];
+    int32_t block = cache->groups[g].tables[row * cache->table_stride + idx];
     if (count->last_row == 0) return PAGED_OK;
     const paged__seq *seq = &cache->seqs[row], *other = &cache->seqs[count->last_row - 1];
     REQUIRE(seq != other, "row %d names block %d of group %d twice, at %d and %d", row, block, g,
@@ -80,7 +76,7 @@ static paged_status check_sharing(const paged_cache *cache, int32_t g, int32_t r
 static paged_status check_table(const paged_cache *cache, int32_t g, int32_t row, paged_error *err) {
     const paged__group *gr = &cache->groups[g];
     const paged__seq *seq = &cache->seqs[row];
-    const int32_t *table = gr->tables + (int64_t)row * cache->max_blocks;
+    const int32_t *table = gr->tables + row * cache->table_stride;
     for (int32_t i = 0; i < seq->n_entries; i++) {
         REQUIRE(table[i] >= 0 && table[i] < gr->n_ids && gr->blocks[table[i]].state == PAGED__BLOCK_USED,
                 "group %d row %d entry %d names block %d, which is free or does not exist (%d blocks)", g,

@@ -129,22 +129,17 @@ paged_status paged_seq_match(paged_cache *cache, paged_seq handle, const paged_n
     if (seq->len || seq->reserved || seq->space >= 0 || n_tokens < 0 || (n_tokens > 0 && !tokens))
         return PAGED_ERR_INVALID_ARG;
     if (n_tokens > cache->max_seq_tokens) return PAGED_ERR_TOO_LONG;
-    int32_t space, *grown = NULL, capacity = 0;
+    int32_t space;
     paged_status status = paged__space_open(cache, names, &space);
     if (status != PAGED_OK) return status;
     finding f = look_up(cache, seq, space, tokens, n_tokens);
-    if (f.n_full > 0 || f.tail >= 0) {
-        status = paged__seq_grow_tokens(cache, seq, n_tokens, &grown, &capacity);
-        if (status == PAGED_OK) status = take(cache, seq, &f);
-    }
+    status = take(cache, seq, &f);
     if (status != PAGED_OK) {
         int32_t *table = paged__seq_table(cache, 0, seq);
         for (int32_t i = 0; i < f.n_full; i++) table[i] = -1;
-        paged__free(grown);
         paged__space_unref(cache, space);
         return status;
     }
-    paged__seq_set_tokens(cache, seq, grown, capacity);
     commit(cache, seq, &f, tokens);
     seq->space = space;
     cache->n_queries++;

@@ -10,8 +10,8 @@
  *                      └─ n_fresh: from first + n_fresh on not taken since the group got it
  *   free_extents  [n_free_extents]              extents of no group, a stack
  *
- *   seqs[row]     tag, len, reserved, n_entries, tokens ─> [tokens_capacity]
- *   tables        [row * max_blocks + i]: block of the tokens i * block_size …; -1 from n_entries on
+ *   seqs[row]     tag, len, reserved, n_entries, tokens ─> [max_seq_tokens], its row of cache->tokens
+ *   tables        [row * table_stride + i]: block of the tokens i * block_size …; -1 from n_entries on
  *
  * Extents. One group: they have multiples of 2 MiB, a block belongs to the extent in which it begins, nothing
  * is wasted between them. Several groups: an extent belongs to the group that has blocks in use there and to
@@ -95,7 +95,7 @@ typedef struct paged__group {
     int32_t partial;                      /* first extent with a free block; -1: none */
     paged__block *blocks;                 /* [n_ids] */
     paged__recount *recount;              /* [n_ids] */
-    int32_t *tables;                      /* [max_seqs, max_blocks] */
+    int32_t *tables;                      /* [max_seqs, table_stride], [max_blocks] of a row count */
 } paged__group;
 
 typedef struct paged__node {
@@ -132,8 +132,7 @@ typedef struct paged__seq {
     int32_t len, reserved, n_entries;
     int32_t space;     /* namespace; -1: shares nothing */
     int32_t next_free; /* row; -1: last */
-    int32_t tokens_capacity;
-    int32_t *tokens; /* [tokens_capacity], [len] of them committed; NULL while the capacity is 0 */
+    int32_t *tokens;   /* [max_seq_tokens], [len] of them committed; a row of cache->tokens, for good */
 } paged__seq;
 
 struct paged_cache {
@@ -154,7 +153,8 @@ struct paged_cache {
     paged__seq *seqs; /* [max_seqs] */
     int32_t n_seqs, free_seq;
     int64_t n_tokens;
-    size_t token_bytes; /* of all tokens arrays */
+    int32_t *tokens;                    /* [max_seqs, token_stride] memory of the system once it is touched */
+    int64_t table_stride, token_stride; /* entries of a row */
     uint64_t n_allocs, n_frees, n_copies, n_refused;
     /* prefix.c, lru.c: one node a block of group 0 */
     paged__node *nodes;     /* [groups[0].n_ids] */
@@ -235,12 +235,6 @@ void paged__seqs_init(paged_cache *cache);
 
 paged__seq *paged__seq_find(const paged_cache *cache, paged_seq handle);                   /* NULL: stale */
 int32_t *paged__seq_table(const paged_cache *cache, int32_t group, const paged__seq *seq); /* [max_blocks] */
-
-/* Room for n_tokens tokens, grown by half, so that the cost of a token stays constant. *tokens stays NULL if
- * there is enough. paged__seq_set_tokens() puts it in place. */
-paged_status paged__seq_grow_tokens(const paged_cache *cache, const paged__seq *seq, int32_t n_tokens,
-                                    int32_t **tokens, int32_t *capacity);
-void paged__seq_set_tokens(paged_cache *cache, paged__seq *seq, int32_t *tokens, int32_t capacity);
 
 /* ---- space.c ---- */
 

@@ -1,7 +1,7 @@
 /* seq.c: sequences: handles, block tables, reserve, commit, truncate, fork.
  *
- * Each call first finds out whether it can succeed, then changes things. Only reserve takes blocks and
- * memory; what it took is given back in reverse order if the arena fails halfway. (Granules that were
+ * Each call first finds out whether it can succeed, then changes things. Only reserve takes
+ * blocks; what it took is given back in reverse order if the arena fails halfway. (Granules that were
  * backed by then stay backed; nobody sees them.) */
 #include "mem/mem.h"
 
@@ -20,7 +20,7 @@ static int32_t row_of(const paged_cache *cache, const paged__seq *seq) {
 }
 
 int32_t *paged__seq_table(const paged_cache *cache, int32_t group, const paged__seq *seq) {
-    return cache->groups[group].tables + (int64_t)row_of(cache, seq) * cache->max_blocks;
+    return cache->groups[group].tables + (int64_t)row_of(cache, seq) * cache->table_stride;
 }
 
 void paged__seqs_init(paged_cache *cache) {
@@ -28,12 +28,14 @@ void paged__seqs_init(paged_cache *cache) {
      * as a stale one. */
     uint64_t salt = paged__mix((uint64_t)(uintptr_t)cache ^ paged__mix(paged__now_ns())) & tag_mask;
     for (int32_t i = 0; i < cache->max_seqs; i++) {
-        cache->seqs[i] =
-            (paged__seq){.tag = salt, .space = -1, .next_free = i + 1 < cache->max_seqs ? i + 1 : -1};
+        cache->seqs[i] = (paged__seq){.tag = salt,
+                                      .space = -1,
+                                      .next_free = i + 1 < cache->max_seqs ? i + 1 : -1,
+                                      .tokens = cache->tokens + i * cache->token_stride};
     }
     cache->free_seq = 0;
     for (int32_t g = 0; g < cache->n_groups; g++) {
-        int64_t n_entries = (int64_t)cache->max_seqs * cache->max_blocks;
+        int64_t n_entries = cache->max_seqs * cache->table_stride;
         for (int64_t i = 0; i < n_entries; i++) cache->groups[g].tables[i] = -1;
     }
 }
@@ -45,8 +47,11 @@ static paged__seq *open_row(paged_cache *cache, paged_seq *out) {
     uint64_t tag = (seq->tag + 1) & tag_mask;
     cache->free_seq = seq->next_free;
     cache->n_seqs++;
-    *seq = (paged__seq){
-        .tag = tag ? tag : 1, .live = true, .space = -1, .next_free = -1}; /* handle 0 is never valid */
+    *seq = (paged__seq){.tag = tag ? tag : 1, /* handle 0 is never valid */
+                        .live = true,
+                        .space = -1,
+                        .next_free = -1,
+                        .tokens = seq->tokens};
     *out = seq->tag << PAGED__SEQ_BITS | (uint64_t)row;
     return seq;
 }
@@ -77,9 +82,7 @@ paged_status paged_seq_free(paged_cache *cache, paged_seq handle) {
     drop_entries(cache, seq, 0);
     if (seq->space >= 0) paged__space_unref(cache, seq->space);
     cache->n_tokens -= seq->len;
-    cache->token_bytes -= (size_t)seq->tokens_capacity * sizeof *seq->tokens;
-    paged__free(seq->tokens);
-    *seq = (paged__seq){.tag = seq->tag, .space = -1, .next_free = cache->free_seq};
+    *seq = (paged__seq){.tag = seq->tag, .space = -1, .next_free = cache->free_seq, .tokens = seq->tokens};
     cache->free_seq = row_of(cache, seq);
     cache->n_seqs--;
     return PAGED_OK;
@@ -110,27 +113,6 @@ static change plan_change(const paged_cache *cache, const paged__seq *seq, int32
 
 static int32_t n_taken_by(change c) {
     return c.n_entries + (c.copy_idx >= 0);
-}
-
-paged_status paged__seq_grow_tokens(const paged_cache *cache, const paged__seq *seq, int32_t n_tokens,
-                                    int32_t **tokens, int32_t *capacity) {
-    *tokens = NULL;
-    *capacity = seq->tokens_capacity;
-    if (n_tokens <= seq->tokens_capacity) return PAGED_OK;
-    int64_t grown = PAGED_MAX((int64_t)n_tokens, PAGED_MAX((int64_t)seq->tokens_capacity * 3 / 2, 64));
-    *capacity = (int32_t)PAGED_MIN(grown, (int64_t)cache->max_seq_tokens);
-    *tokens = paged__alloc((size_t)*capacity, sizeof **tokens);
-    if (!*tokens) return PAGED_ERR_NO_MEMORY;
-    if (seq->len) memcpy(*tokens, seq->tokens, (size_t)seq->len * sizeof **tokens);
-    return PAGED_OK;
-}
-
-void paged__seq_set_tokens(paged_cache *cache, paged__seq *seq, int32_t *tokens, int32_t capacity) {
-    if (!tokens) return;
-    cache->token_bytes += (size_t)(capacity - seq->tokens_capacity) * sizeof *tokens;
-    paged__free(seq->tokens);
-    seq->tokens = tokens;
-    seq->tokens_capacity = capacity;
 }
 
 /* Gives back what take_blocks() took: n_entries entries and, if it is not -1, the copy. */
@@ -184,7 +166,7 @@ static void apply_change(paged_cache *cache, const paged__seq *seq, int32_t grou
 paged_status paged_seq_reserve(paged_cache *cache, paged_seq handle, int32_t n_tokens) {
     paged__seq *seq = paged__seq_find(cache, handle);
     change changes[PAGED_GROUPS_MAX];
-    int32_t need[PAGED_GROUPS_MAX], copies[PAGED_GROUPS_MAX], *tokens, capacity, g;
+    int32_t need[PAGED_GROUPS_MAX], copies[PAGED_GROUPS_MAX], g;
     if (!seq) return PAGED_ERR_STALE;
     if (n_tokens < 0) return PAGED_ERR_INVALID_ARG;
     if (n_tokens > cache->max_seq_tokens - seq->len) return PAGED_ERR_TOO_LONG;
@@ -192,28 +174,20 @@ paged_status paged_seq_reserve(paged_cache *cache, paged_seq handle, int32_t n_t
         changes[g] = plan_change(cache, seq, g, n_tokens);
         need[g] = n_taken_by(changes[g]);
     }
-    if (!paged__room_possible(cache, need)) {
+    if (!paged__room_possible(cache, need) || !paged__make_room(cache, need)) {
         cache->n_refused++;
         return PAGED_ERR_NO_BLOCKS;
     }
-    paged_status status = paged__seq_grow_tokens(cache, seq, seq->len + n_tokens, &tokens, &capacity);
-    if (status != PAGED_OK) return status;
-    if (!paged__make_room(cache, need)) {
-        paged__free(tokens);
-        cache->n_refused++;
-        return PAGED_ERR_NO_BLOCKS;
-    }
+    paged_status status = PAGED_OK;
     for (g = 0; g < cache->n_groups && status == PAGED_OK; g++) {
         status = take_blocks(cache, seq, g, changes[g], &copies[g]);
     }
     if (status != PAGED_OK) {
         /* Group g - 1 is the one that failed; it has undone its own. */
         for (g -= 2; g >= 0; g--) untake_blocks(cache, seq, g, changes[g].n_entries, copies[g]);
-        paged__free(tokens);
         return status;
     }
     for (g = 0; g < cache->n_groups; g++) apply_change(cache, seq, g, changes[g], copies[g]);
-    paged__seq_set_tokens(cache, seq, tokens, capacity);
     seq->n_entries = changes[0].want;
     seq->reserved = n_tokens;
     return PAGED_OK;
@@ -270,14 +244,9 @@ paged_status paged_seq_fork(paged_cache *cache, paged_seq parent_handle, paged_s
     if (!parent) return PAGED_ERR_STALE;
     if (!out) return PAGED_ERR_INVALID_ARG;
     if (cache->free_seq < 0) return PAGED_ERR_NO_SEQS;
-    int32_t *tokens = NULL, n_entries = paged__ceil_div(parent->len, cache->block_size);
-    if (parent->len) {
-        tokens = paged__alloc((size_t)parent->len, sizeof *tokens);
-        if (!tokens) return PAGED_ERR_NO_MEMORY;
-        memcpy(tokens, parent->tokens, (size_t)parent->len * sizeof *tokens);
-    }
+    int32_t n_entries = paged__ceil_div(parent->len, cache->block_size);
     paged__seq *child = open_row(cache, out);
-    paged__seq_set_tokens(cache, child, tokens, parent->len);
+    memcpy(child->tokens, parent->tokens, (size_t)parent->len * sizeof *child->tokens);
     child->len = parent->len;
     child->n_entries = n_entries;
     child->space = parent->space;
@@ -305,10 +274,8 @@ int32_t paged_seq_reserved(const paged_cache *cache, paged_seq handle) {
 }
 
 const int32_t *paged_seq_tokens(const paged_cache *cache, paged_seq handle) {
-    static const int32_t none[1] = {0};
     const paged__seq *seq = paged__seq_find(cache, handle);
-    if (!seq) return NULL;
-    return seq->tokens ? seq->tokens : none; /* NULL means stale */
+    return seq ? seq->tokens : NULL;
 }
 
 int32_t paged_seq_row(const paged_cache *cache, paged_seq handle) {

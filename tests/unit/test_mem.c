@@ -234,7 +234,7 @@ static void defaults_and_numbers(void) {
     CHECK_EQ(s.block_bytes, 128);
     CHECK_EQ(s.waste_bytes, 5);
     CHECK_EQ(s.backed_bytes, 0);
-    CHECK_EQ(s.table_bytes, 64 * 10 * 4);
+    CHECK_EQ(s.table_bytes, 64 * 16 * 4); /* rows of whole cache lines */
     CHECK(s.metadata_bytes > 0);
     paged_seq seq = open_seq(cache, 17);
     s = stats_of(cache);
@@ -598,7 +598,7 @@ static void check_finds_each_violation(void) {
         (lvalue) = old_;                                                                                     \
         check_cache(c);                                                                                      \
     } while (0)
-    int32_t *table = c->groups[1].tables, *child_table = table + c->max_blocks, shared = child_table[0];
+    int32_t *table = c->groups[1].tables, *child_table = table + c->table_stride, shared = child_table[0];
     BROKEN(c->groups[1].blocks[shared].refs, 3, "3 references, 2 table entries");
     BROKEN(c->groups[1].blocks[shared].state, 0, "free or does not exist");
     BROKEN(table[1], table[0], "twice");
@@ -610,14 +610,14 @@ static void check_finds_each_violation(void) {
     BROKEN(c->seqs[1].n_entries, 1, "1 entries");
     BROKEN(c->seqs[1].len, 5, "counted");
     BROKEN(c->seqs[1].reserved, -1, "-1 reserved");
-    BROKEN(c->seqs[1].reserved, 1, "row 1"); /* no room for a token */
+    BROKEN(c->seqs[1].reserved, 1000, "1000 reserved");
     BROKEN(c->seqs[1].tag, 0, "tag 0");
     BROKEN(c->seqs[3].len, 1, "is free but has 1 tokens");
     BROKEN(c->free_seq, 1, "list of free rows");
     BROKEN(c->seqs[2].next_free, 2, "list of free rows");
     BROKEN(c->n_seqs, 3, "3 counted");
     BROKEN(c->n_tokens, 1, "1 counted");
-    BROKEN(c->token_bytes, 0, "0 counted");
+    BROKEN(c->seqs[1].tokens, c->seqs[0].tokens, "tokens of another");
     BROKEN(c->groups[0].n_used, 9, "group 0");
     BROKEN(c->groups[0].n_free, 9, "group 0");
     BROKEN(c->used_bytes, 1, "bytes used");
