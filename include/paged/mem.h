@@ -41,6 +41,8 @@ typedef struct paged_arena {
     paged_status (*unback)(void *ctx, size_t offset, size_t size_bytes); /* give back to the system */
     paged_status (*copy)(void *ctx, size_t dst, size_t src, size_t size_bytes);
     void (*destroy)(void *ctx);
+    size_t granule_bytes; /* the unit of back and unback, which only see multiples of it (or the end of the
+                           * pool); a power of two; 0: 2 MiB */
 } paged_arena;
 
 /* Anonymous memory of this machine in huge pages where the system gives them, backed on first use. Errors:
@@ -73,13 +75,16 @@ typedef struct paged_cache_config {
     const paged_group_config *groups; /* [n_groups] copied */
     int32_t n_groups;                 /* 1 … PAGED_GROUPS_MAX */
     int32_t block_size;               /* tokens, 1 … 1024; 0: 16 */
-    size_t pool_bytes;                /* KV bytes, the limit of what blocks may take */
+    size_t pool_bytes;                /* KV bytes: address space, and the highest limit */
     int32_t max_seqs;                 /* 0: 64 */
     int32_t max_seq_tokens;           /* longest sequence; 0: what the pool holds */
     const paged_arena *arena; /* NULL: a host arena of its own. Else borrowed, at least pool_bytes long */
     bool poison; /* for tests: blocks are filled with NaN when they are taken and when they are freed */
     paged_event_fn event; /* NULL: none */
     void *event_user;
+    size_t max_bytes;    /* first limit, see paged_cache_set_max_bytes(); 0: pool_bytes */
+    uint64_t trim_after; /* by the clock of paged_cache_set_clock(), which gives memory that no block was in
+                          * for so long back to the system; 0: only paged_cache_trim() does */
 } paged_cache_config;
 
 enum { PAGED_GROUPS_MAX = 16 };
@@ -165,11 +170,30 @@ PAGED_API paged_status paged_prefix_keep(paged_cache *cache, const paged_namespa
                                          const int32_t *tokens, int32_t n_tokens, int32_t priority,
                                          uint64_t until, int32_t *n_kept);
 
-/* Tells the time, in the caller's unit, which never goes back; pins that end by then are released. */
+/* Tells the time, in the caller's unit, which never goes back; pins that end by then are released, and memory
+ * that was idle for config.trim_after goes back to the system, at most 64 granules (128 MiB) a call. */
 PAGED_API void paged_cache_set_clock(paged_cache *cache, uint64_t now);
 
 /* Evicts everything that is cached and not in use or pinned. */
 PAGED_API void paged_cache_clear(paged_cache *cache);
+
+/* ---- an elastic pool ---- */
+
+/* The pool's memory follows its blocks. It is backed when a block in it is first taken. Blocks are taken where
+ * most are taken already, so that other places run empty; memory that the last block left is idle until it is
+ * used again or given back: by paged_cache_trim(), with time by paged_cache_set_clock(), and at once when the
+ * limit needs it. Addresses and block ids stay what they are. */
+
+/* Changes what blocks in use and cached ones together may take from now on; 0: pool_bytes. A reservation that
+ * would go beyond is refused (NO_BLOCKS), what is cached beyond is evicted here, and what is in use beyond
+ * stays until its sequences let go. Memory backed is at most the limit, too, but for free blocks between ones
+ * in use, which paged_cache_compact() can gather. O(what it evicts and gives back). Errors: INVALID_ARG (more
+ * than pool_bytes). */
+PAGED_API paged_status paged_cache_set_max_bytes(paged_cache *cache, size_t max_bytes);
+
+/* Gives idle memory back to the system, the longest idle first, until at most keep_bytes of it are left. Errors:
+ * INVALID_ARG, what the arena says; what went before an error is gone. */
+PAGED_API paged_status paged_cache_trim(paged_cache *cache, size_t keep_bytes);
 
 /* ---- growing and shrinking ---- */
 
@@ -234,6 +258,11 @@ typedef struct paged_cache_stats {
     uint64_t n_queries, n_query_tokens, n_hit_tokens; /* matches, their tokens, tokens that they reused */
     uint64_t n_stored, n_evicted;                     /* entries of the index */
     uint64_t n_misses[PAGED_MISS_KINDS];              /* matches by why they ended */
+    int32_t
+        n_available; /* more blocks of group 0 that could be in use: free or evictable, within max_bytes */
+    size_t max_bytes, cached_bytes; /* the limit; cached blocks */
+    size_t idle_bytes;              /* backed memory without a block */
+    uint64_t n_backed, n_unbacked;  /* granules taken from the system, given back */
 } paged_cache_stats;
 
 PAGED_API void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out);

@@ -42,7 +42,7 @@ static paged_status reuse(paged_engine *e, paged__request *r) {
 static void admit(paged_engine *e) {
     paged_cache_stats stats;
     paged_cache_get_stats(e->cache, &stats);
-    int64_t free_blocks = (int64_t)stats.n_free + stats.n_cached;
+    int64_t free_blocks = stats.n_available;
     for (int32_t i = 0; i < e->n_running; i++)
         free_blocks -= blocks_at_most(e, e->running[i]) - blocks_for(e, e->running[i]->n_cached);
 

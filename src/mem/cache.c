@@ -44,6 +44,12 @@ static paged_status check_config(const paged_cache_config *config, paged_error *
         return paged__fail(err, PAGED_ERR_INVALID_ARG,
                            "arena has %zu bytes for pool_bytes %zu, or no back or no copy", arena->size_bytes,
                            config->pool_bytes);
+    if (arena && arena->granule_bytes & (arena->granule_bytes - 1))
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "arena.granule_bytes %zu is no power of two",
+                           arena->granule_bytes);
+    if (config->max_bytes > config->pool_bytes)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "max_bytes %zu, pool_bytes %zu", config->max_bytes,
+                           config->pool_bytes);
     if (config->poison && arena && !arena->base)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "poison asks for an arena with a base");
     return PAGED_OK;
@@ -68,7 +74,8 @@ static paged_status size_pool(paged_cache *cache, int64_t *n_blocks_max, paged_e
             return paged__fail(err, PAGED_ERR_NO_BLOCKS, "pool_bytes %zu, a block has %zu", cache->pool_bytes,
                                block_bytes);
         /* At least one block begins in each. */
-        cache->extent_bytes = (block_bytes + PAGED__GRANULE - 1) / PAGED__GRANULE * PAGED__GRANULE;
+        cache->extent_bytes =
+            (block_bytes + cache->granule_bytes - 1) / cache->granule_bytes * cache->granule_bytes;
         cache->n_extents = paged__extent_of(cache, 0, cache->groups[0].n_ids - 1) + 1;
         *n_blocks_max = cache->groups[0].n_ids;
         return PAGED_OK;
@@ -123,13 +130,12 @@ static size_t row_bytes(int64_t stride) {
 static paged_status take_memory(paged_cache *cache, paged_error *err) {
     cache->table_stride = row_stride(cache->max_blocks);
     cache->token_stride = row_stride(cache->max_seq_tokens);
-    cache->n_granules = (cache->pool_bytes + PAGED__GRANULE - 1) / PAGED__GRANULE;
     cache->extents = paged__calloc((size_t)cache->n_extents, sizeof *cache->extents);
     cache->free_extents = paged__calloc((size_t)cache->n_extents, sizeof *cache->free_extents);
-    cache->backed = paged__calloc(cache->n_granules, sizeof *cache->backed);
+    cache->granules = paged__calloc(cache->n_granules, sizeof *cache->granules);
     cache->seqs = paged__calloc((size_t)cache->max_seqs, sizeof *cache->seqs);
     cache->tokens = paged__alloc((size_t)cache->max_seqs, row_bytes(cache->token_stride));
-    bool complete = cache->extents && cache->free_extents && cache->backed && cache->seqs && cache->tokens;
+    bool complete = cache->extents && cache->free_extents && cache->granules && cache->seqs && cache->tokens;
     for (int32_t g = 0; g < cache->n_groups && complete; g++) {
         paged__group *gr = &cache->groups[g];
         gr->blocks = paged__calloc((size_t)gr->n_ids, sizeof *gr->blocks);
@@ -174,6 +180,11 @@ paged_status paged_cache_create(const paged_cache_config *config, paged_cache **
     cache->block_size = block_size;
     cache->pool_bytes = config->pool_bytes;
     cache->max_seqs = config->max_seqs ? config->max_seqs : 64;
+    cache->max_bytes = config->max_bytes ? config->max_bytes : config->pool_bytes;
+    cache->trim_after = config->trim_after;
+    cache->granule_bytes =
+        config->arena && config->arena->granule_bytes ? config->arena->granule_bytes : PAGED__GRANULE;
+    cache->n_granules = (cache->pool_bytes - 1) / cache->granule_bytes + 1;
     cache->poison = config->poison;
     cache->event = config->event;
     cache->event_user = config->event_user;
@@ -221,7 +232,7 @@ void paged_cache_free(paged_cache *cache) {
     paged__free(cache->nodes);
     paged__free(cache->tokens);
     paged__free(cache->seqs);
-    paged__free(cache->backed);
+    paged__free(cache->granules);
     paged__free(cache->free_extents);
     paged__free(cache->extents);
     if (cache->owns_arena) cache->arena.destroy(cache->arena.ctx);
@@ -298,7 +309,8 @@ static size_t index_bytes(const paged_cache *cache) {
 }
 
 static size_t metadata_bytes(const paged_cache *cache) {
-    size_t bytes = sizeof *cache + cache->n_granules + cache->space_bytes + index_bytes(cache);
+    size_t bytes =
+        sizeof *cache + cache->n_granules * sizeof *cache->granules + cache->space_bytes + index_bytes(cache);
     bytes += (size_t)cache->n_extents * (sizeof *cache->extents + sizeof *cache->free_extents);
     bytes += (size_t)cache->max_seqs * (sizeof *cache->seqs + row_bytes(cache->token_stride));
     for (int32_t g = 0; g < cache->n_groups; g++) {
@@ -329,6 +341,11 @@ void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out) {
         .n_hit_tokens = cache->n_hit_tokens,
         .n_stored = cache->n_stored,
         .n_evicted = cache->n_evicted,
+        .max_bytes = cache->max_bytes,
+        .cached_bytes = cache->taken_bytes - cache->used_bytes,
+        .idle_bytes = cache->idle_bytes,
+        .n_backed = cache->n_backed,
+        .n_unbacked = cache->n_unbacked,
     };
     memcpy(s.n_misses, cache->n_misses, sizeof s.n_misses);
     size_t block_bytes = 0;
@@ -344,6 +361,10 @@ void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out) {
         s.n_cached += cache->groups[g].n_cached;
     }
     s.n_free = s.n_blocks - s.n_used - s.n_cached;
+    if (cache->used_bytes < cache->max_bytes) {
+        size_t within = (cache->max_bytes - cache->used_bytes) / cache->groups[0].block_bytes;
+        s.n_available = (int32_t)PAGED_MIN((size_t)(s.n_free + s.n_cached), within);
+    }
     s.waste_bytes = cache->pool_bytes - block_bytes;
     s.table_bytes = (size_t)cache->n_groups * (size_t)cache->max_seqs * row_bytes(cache->table_stride);
     *out = s;

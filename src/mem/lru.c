@@ -6,6 +6,8 @@
  * further rule; its end lies in a second heap. Everything is O(log n) but pinning, which walks the path. */
 #include "mem/mem.h"
 
+enum { TRIM_STEP = 64 }; /* granules that paged_cache_set_clock() gives back at most */
+
 /* ---- heaps ---- */
 
 bool paged__heap_before(const paged_cache *cache, const paged__heap *heap, int32_t a, int32_t b) {
@@ -81,14 +83,17 @@ static bool evict_one(paged_cache *cache) {
 }
 
 bool paged__room_possible(const paged_cache *cache, const int32_t *need) {
-    if (cache->n_groups == 1) {
-        int32_t rest = PAGED_MAX(need[0] - cache->groups[0].n_cached, 0);
-        return paged__pool_can_take(cache, &rest);
+    size_t need_bytes = 0, bytes;
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        const paged__group *gr = &cache->groups[g];
+        if (cache->n_groups == 1 && need[g] > gr->n_ids - gr->n_used) return false;
+        if (!paged__mul((size_t)need[g], gr->block_bytes, &bytes) ||
+            !paged__add(need_bytes, bytes, &need_bytes))
+            return false;
     }
-    size_t need_bytes = 0;
-    for (int32_t g = 0; g < cache->n_groups; g++)
-        need_bytes += (size_t)need[g] * cache->groups[g].block_bytes;
-    return need_bytes <= cache->pool_bytes - cache->used_bytes;
+    /* What is in use may be beyond a limit that was lowered. */
+    return need_bytes == 0 ||
+           (cache->used_bytes <= cache->max_bytes && need_bytes <= cache->max_bytes - cache->used_bytes);
 }
 
 bool paged__make_room(paged_cache *cache, const int32_t *need) {
@@ -96,6 +101,10 @@ bool paged__make_room(paged_cache *cache, const int32_t *need) {
         if (!evict_one(cache)) return false;
     }
     return true;
+}
+
+void paged__settle_limit(paged_cache *cache) {
+    while (cache->taken_bytes > cache->max_bytes && evict_one(cache)) continue;
 }
 
 void paged_cache_clear(paged_cache *cache) {
@@ -160,6 +169,7 @@ paged_status paged_prefix_keep(paged_cache *cache, const paged_namespace *names,
         pos += n_common;
     }
     if (tip >= 0) pin(cache, tip, until);
+    paged__settle_limit(cache); /* an earlier pin may have ended */
     paged__space_unref(cache, space);
     *n_kept = pos;
     return PAGED_OK;
@@ -170,4 +180,8 @@ void paged_cache_set_clock(paged_cache *cache, uint64_t now) {
     cache->now = PAGED_MAX(cache->now, now);
     while (cache->pins.n > 0 && cache->nodes[cache->pins.items[0]].until <= cache->now)
         unpin(cache, cache->pins.items[0]);
+    paged__settle_limit(cache);
+    /* A few steps a call, so that no call takes long; an arena that refuses keeps its memory. */
+    if (cache->trim_after && cache->now >= cache->trim_after)
+        paged__pool_trim(cache, 0, cache->now - cache->trim_after, TRIM_STEP);
 }

@@ -137,11 +137,13 @@ paged_status paged_seq_match(paged_cache *cache, paged_seq handle, const paged_n
     if (status != PAGED_OK) {
         int32_t *table = paged__seq_table(cache, 0, seq);
         for (int32_t i = 0; i < f.n_full; i++) table[i] = -1;
+        paged__settle_limit(cache);
         paged__space_unref(cache, space);
         return status;
     }
     commit(cache, seq, &f, tokens);
     seq->space = space;
+    paged__settle_limit(cache);
     cache->n_queries++;
     cache->n_query_tokens += (uint64_t)n_tokens;
     cache->n_hit_tokens += (uint64_t)seq->len;

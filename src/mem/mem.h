@@ -5,10 +5,12 @@
  *   group 0      |0|1|2|3|4|5|6|7|                                    block b at byte b * block_bytes, always
  *   group 1                       |  8 |  9 | 10 |                    ids follow the bytes: with gaps
  *
- *   group.partial ─> extent ⇄ extent ⇄ …        extents of the group with a free block
- *                      └─ free_head ─> block ─> block ─> -1           LIFO: freed last, still in cache
- *                      └─ n_fresh: from first + n_fresh on not taken since the group got it
- *   free_extents  [n_free_extents]              extents of no group, a stack
+ *   group.partial[f] ─> extent ⇄ extent ⇄ …     extents of the group with a free block, by how full they are
+ *                         └─ free_head ─> block ─> block ─> -1        LIFO: freed last, still in cache
+ *                         └─ n_fresh: from first + n_fresh on not taken since the group got it
+ *   free_extents  [n_free_extents]              extents of no group, a stack: emptied last, still backed
+ *   granules      [n_granules]                  the arena in units of backing, whoever's blocks lie there
+ *   idle_first ─> granule ⇄ granule ⇄ … ─> idle_last   backed, no block in them; the longest idle first
  *
  *   seqs[row]     tag, len, reserved, n_entries, tokens ─> [max_seq_tokens], its row of cache->tokens
  *   tables        [row * table_stride + i]: block of the tokens i * block_size …; -1 from n_entries on
@@ -31,8 +33,8 @@
  *    in use has parents in use, and what has no references can be evicted, leaf by leaf;
  *  - a node's tokens never change; a partly filled block that is indexed is copied before it is written;
  *  - no two children of a parent have the same tokens; the blocks of a node have equal references;
- *  - an extent has an owner <=> it has blocks in use; it is on its owner's partial list <=> it has free ones
- *    besides;
+ *  - an extent has an owner <=> it has blocks in use or cached; it is on one of its owner's partial lists,
+ *    that of its fullness, <=> it has free ones besides;
  *  - a row has ceil((len + reserved) / block_size) entries, the same number in all groups, and -1 behind
  *    them;
  *  - blocks that hold only reserved slots have one reference; of the sequences that share a partly committed
@@ -40,7 +42,9 @@
  *    else sees the slots it may write;
  *  - sequences that share a block agree on its place in the table and on the tokens that both have committed
  *    in it;
- *  - a block in use lies in backed granules.
+ *  - a granule counts the blocks in use or cached that touch it; it is backed if there are any, and on the
+ *    idle list <=> it is backed and there are none;
+ *  - blocks take more than max_bytes only while nothing can be evicted.
  *
  * Ownership: the cache owns all arrays; the arena only if it made it (owns_arena).
  */
@@ -51,7 +55,8 @@
 #include "paged/mem.h"
 
 enum {
-    PAGED__GRANULE = 2 << 20,       /* bytes; the unit in which memory is backed: a huge page */
+    PAGED__GRANULE = 2 << 20,       /* bytes; the usual unit in which memory is backed: a huge page */
+    PAGED__FULLNESS = 64,           /* classes of partly filled extents */
     PAGED__BLOCK_SIZE_DEFAULT = 16, /* tokens */
     PAGED__BLOCK_SIZE_MAX = 1024,
     PAGED__SEQ_BITS = 20, /* of a handle: row; the other 44 bits are the tag */
@@ -76,8 +81,16 @@ typedef struct paged__extent {
     int32_t owner;                       /* group; -1: none, then nothing else here counts */
     int32_t first, n_blocks;             /* ids of the owner */
     int32_t n_taken, n_fresh, free_head; /* taken: in use or cached */
-    int32_t prev, next;                  /* partial list of the owner; -1: end */
+    int32_t prev, next;                  /* partial list of its fullness; -1: end */
 } paged__extent;
+
+typedef struct paged__granule {
+    uint64_t since;     /* when its last block went, by the caller's clock; of idle ones */
+    int32_t n_taken;    /* blocks in use or cached that touch it */
+    int32_t prev, next; /* idle list; -1: end */
+    int32_t recount;    /* of n_taken; zero between calls */
+    bool backed;
+} paged__granule;
 
 /* Working space of stats and check; zero between calls. */
 typedef struct paged__recount {
@@ -92,10 +105,12 @@ typedef struct paged__group {
     size_t block_bytes, k_bytes, v_bytes; /* k, v: of one layer of a block */
     int32_t n_ids;                        /* ids lie in [0, n_ids) */
     int32_t n_used, n_cached, n_free;     /* blocks of the extents it owns */
-    int32_t partial;                      /* first extent with a free block; -1: none */
-    paged__block *blocks;                 /* [n_ids] */
-    paged__recount *recount;              /* [n_ids] */
-    int32_t *tables;                      /* [max_seqs, table_stride], [max_blocks] of a row count */
+    int32_t partial[PAGED__FULLNESS];     /* first extent with n_taken >> fullness_shift = index; -1: none */
+    uint64_t fullness;                    /* bit f: partial[f] is not empty */
+    int32_t fullness_shift;
+    paged__block *blocks;    /* [n_ids] */
+    paged__recount *recount; /* [n_ids] */
+    int32_t *tables;         /* [max_seqs, table_stride], [max_blocks] of a row count */
 } paged__group;
 
 typedef struct paged__node {
@@ -144,10 +159,13 @@ struct paged_cache {
     /* pool.c */
     size_t extent_bytes;
     int32_t n_extents, n_free_extents;
-    paged__extent *extents; /* [n_extents] */
-    int32_t *free_extents;  /* [n_extents] */
-    uint8_t *backed;        /* [n_granules] 0 or 1 */
-    size_t n_granules, backed_bytes, used_bytes;
+    paged__extent *extents;   /* [n_extents] */
+    int32_t *free_extents;    /* [n_extents] */
+    paged__granule *granules; /* [n_granules] */
+    size_t granule_bytes, n_granules;
+    int32_t idle_first, idle_last;
+    size_t max_bytes, used_bytes, taken_bytes, backed_bytes, idle_bytes; /* taken: used or cached */
+    uint64_t trim_after, n_backed, n_unbacked;
     uint64_t shuffle; /* state of the generator; 0: blocks are taken in order */
     /* seq.c */
     paged__seq *seqs; /* [max_seqs] */
@@ -224,6 +242,10 @@ bool paged__block_unref(paged_cache *cache, int32_t group, int32_t block);
 /* Frees a cached block, which is not indexed any more. */
 void paged__block_drop(paged_cache *cache, int32_t group, int32_t block);
 
+/* Gives back at most n_max granules that have been idle since `until` or longer, the longest idle first, as
+ * long as more than keep_bytes are idle. Errors: of the arena; what went before is gone. */
+paged_status paged__pool_trim(paged_cache *cache, size_t keep_bytes, uint64_t until, size_t n_max);
+
 /* For tests: from now on blocks are taken in an order that the seed decides, so that physical placement is
  * random. */
 void paged__cache_shuffle(paged_cache *cache, uint64_t seed);
@@ -259,6 +281,10 @@ bool paged__room_possible(const paged_cache *cache, const int32_t *need /* [n_gr
 
 /* Evicts until so many blocks of each group can be taken together; false: not possible. */
 bool paged__make_room(paged_cache *cache, const int32_t *need /* [n_groups] */);
+
+/* Evicts what the limit does not allow, as far as possible. At the end of every call that may have left
+ * blocks cached. */
+void paged__settle_limit(paged_cache *cache);
 
 /* Which of two nodes of a heap comes first. */
 bool paged__heap_before(const paged_cache *cache, const paged__heap *heap, int32_t a, int32_t b);

@@ -85,6 +85,7 @@ paged_status paged_seq_free(paged_cache *cache, paged_seq handle) {
     *seq = (paged__seq){.tag = seq->tag, .space = -1, .next_free = cache->free_seq, .tokens = seq->tokens};
     cache->free_seq = row_of(cache, seq);
     cache->n_seqs--;
+    paged__settle_limit(cache);
     return PAGED_OK;
 }
 
@@ -190,6 +191,7 @@ paged_status paged_seq_reserve(paged_cache *cache, paged_seq handle, int32_t n_t
     for (g = 0; g < cache->n_groups; g++) apply_change(cache, seq, g, changes[g], copies[g]);
     seq->n_entries = changes[0].want;
     seq->reserved = n_tokens;
+    paged__settle_limit(cache);
     return PAGED_OK;
 }
 
@@ -236,6 +238,7 @@ paged_status paged_seq_truncate(paged_cache *cache, paged_seq handle, int32_t n_
     cache->n_tokens -= seq->len - n_tokens;
     seq->len = n_tokens;
     seq->reserved = 0;
+    paged__settle_limit(cache);
     return PAGED_OK;
 }
 

@@ -113,7 +113,8 @@ struct view {
 static void look(const struct world *w, struct view *view) {
     memset(view, 0, sizeof *view);
     paged_cache_get_stats(w->cache, &view->stats);
-    view->stats.backed_bytes = 0;
+    view->stats.backed_bytes = view->stats.idle_bytes = 0;
+    view->stats.n_backed = view->stats.n_unbacked = 0;
     for (int32_t s = 0; s < N_SEQS; s++) {
         view->lens[s] = paged_seq_len(w->cache, w->seqs[s]);
         view->reserved[s] = paged_seq_reserved(w->cache, w->seqs[s]);

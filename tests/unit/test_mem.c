@@ -621,8 +621,13 @@ static void check_finds_each_violation(void) {
     BROKEN(c->groups[0].n_used, 9, "group 0");
     BROKEN(c->groups[0].n_free, 9, "group 0");
     BROKEN(c->used_bytes, 1, "bytes used");
+    BROKEN(c->taken_bytes, 1, "cached");
     BROKEN(c->backed_bytes, 1, "backed");
-    BROKEN(c->backed[0], 0, "not backed");
+    BROKEN(c->idle_bytes, 1, "idle");
+    BROKEN(c->granules[0].backed, 0, "not backed");
+    BROKEN(c->granules[0].n_taken, 3, "touched by");
+    BROKEN(c->idle_first, 0, "list of idle granules");
+    BROKEN(c->idle_last, 0, "ends in 0");
     BROKEN(c->n_frees, 0, "given back");
     BROKEN(c->free_extents[0], c->free_extents[1], "twice");
     BROKEN(c->n_free_extents, c->n_free_extents - 1, "on the stack");
@@ -641,7 +646,9 @@ static void check_finds_each_violation(void) {
     BROKEN(c->extents[0].free_head, -1, "on the list");
     BROKEN(c->groups[0].blocks[1].next_free, 1, "free list");
     BROKEN(c->extents[0].n_fresh, 3, "never taken");
-    BROKEN(c->groups[0].partial, -1, "are on the list");
+    BROKEN(c->groups[0].partial[1], -1, "marked wrongly");
+    BROKEN(c->groups[0].fullness, 0, "marked wrongly");
+    BROKEN(c->extents[0].prev, 0, "of fullness 1 leads to extent 0");
     BROKEN(c->groups[0].blocks[0].refs, 2, "only reserved");
     paged_cache_free(c);
 }
