@@ -170,8 +170,9 @@ PAGED_API paged_status paged_prefix_keep(paged_cache *cache, const paged_namespa
                                          const int32_t *tokens, int32_t n_tokens, int32_t priority,
                                          uint64_t until, int32_t *n_kept);
 
-/* Tells the time, in the caller's unit, which never goes back; pins that end by then are released, and memory
- * that was idle for config.trim_after goes back to the system, at most 64 granules (128 MiB) a call. */
+/* Tells the time, in the caller's unit, which never goes back; pins that end by then are released, and
+ * memory that was idle for config.trim_after goes back to the system, at most 64 granules (128 MiB) a call.
+ */
 PAGED_API void paged_cache_set_clock(paged_cache *cache, uint64_t now);
 
 /* Evicts everything that is cached and not in use or pinned. */
@@ -179,10 +180,10 @@ PAGED_API void paged_cache_clear(paged_cache *cache);
 
 /* ---- an elastic pool ---- */
 
-/* The pool's memory follows its blocks. It is backed when a block in it is first taken. Blocks are taken where
- * most are taken already, so that other places run empty; memory that the last block left is idle until it is
- * used again or given back: by paged_cache_trim(), with time by paged_cache_set_clock(), and at once when the
- * limit needs it. Addresses and block ids stay what they are. */
+/* The pool's memory follows its blocks. It is backed when a block in it is first taken. Blocks are taken
+ * where most are taken already, so that other places run empty; memory that the last block left is idle until
+ * it is used again or given back: by paged_cache_trim(), with time by paged_cache_set_clock(), and at once
+ * when the limit needs it. The addresses of blocks never change. */
 
 /* Changes what blocks in use and cached ones together may take from now on; 0: pool_bytes. A reservation that
  * would go beyond is refused (NO_BLOCKS), what is cached beyond is evicted here, and what is in use beyond
@@ -191,9 +192,20 @@ PAGED_API void paged_cache_clear(paged_cache *cache);
  * than pool_bytes). */
 PAGED_API paged_status paged_cache_set_max_bytes(paged_cache *cache, size_t max_bytes);
 
-/* Gives idle memory back to the system, the longest idle first, until at most keep_bytes of it are left. Errors:
- * INVALID_ARG, what the arena says; what went before an error is gone. */
+/* Gives idle memory back to the system, the longest idle first, until at most keep_bytes of it are left.
+ * Errors: INVALID_ARG, what the arena says; what went before an error is gone. */
 PAGED_API paged_status paged_cache_trim(paged_cache *cache, size_t keep_bytes);
+
+/* Copies blocks, at most budget_bytes of them, from the emptiest places into free ones of the fullest, so
+ * that memory becomes idle. Cached blocks move; with in_use those of sequences, too, and their tables are
+ * rewritten: between steps, that is while nobody holds block ids, slots or a plan made from them. An extent
+ * is drained only if the free blocks of others hold all of it, so that a call with nothing to gain does
+ * nothing. *moved_bytes: copied, 0: nothing is left to do (may be NULL). O(blocks moved), and O(table
+ * entries) if blocks in use moved. Errors: INVALID_ARG, what the arena says; then no block has moved.
+ * Method: the emptiest segments first, as the cleaner of a log-structured file system (Rosenblum and
+ * Ousterhout, 1992). */
+PAGED_API paged_status paged_cache_compact(paged_cache *cache, size_t budget_bytes, bool in_use,
+                                           size_t *moved_bytes);
 
 /* ---- growing and shrinking ---- */
 
@@ -263,6 +275,7 @@ typedef struct paged_cache_stats {
     size_t max_bytes, cached_bytes; /* the limit; cached blocks */
     size_t idle_bytes;              /* backed memory without a block */
     uint64_t n_backed, n_unbacked;  /* granules taken from the system, given back */
+    uint64_t n_moves;               /* blocks moved by compaction */
 } paged_cache_stats;
 
 PAGED_API void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out);

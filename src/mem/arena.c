@@ -2,10 +2,11 @@
  *
  * The address space is reserved once and never moves; a page costs memory only between back and unback.
  *
- * Memory goes back by MADV_DONTNEED: it is gone from the process at once, a huge page in one piece if the range
- * covers it. MADV_FREE would leave it in the process until the system runs short, where nobody could see or
- * promise anything, and splits huge pages. The pages stay writable: to protect them again each time would cut
- * the mapping into as many pieces as there are borders between backed and not, and the system allows 65530.
+ * Memory goes back by MADV_DONTNEED: it is gone from the process at once, a huge page in one piece if the
+ * range covers it. MADV_FREE would leave it in the process until the system runs short, where nobody could
+ * see or promise anything, and splits huge pages. The pages stay writable: to protect them again each time
+ * would cut the mapping into as many pieces as there are borders between backed and not; the system allows
+ * 65530.
  *
  * The base lies on a 2 MiB border, so that the system can give huge pages: random blocks of many KiB else
  * miss the TLB on every head. */

@@ -73,9 +73,12 @@ static paged_status size_pool(paged_cache *cache, int64_t *n_blocks_max, paged_e
         if (cache->groups[0].n_ids == 0)
             return paged__fail(err, PAGED_ERR_NO_BLOCKS, "pool_bytes %zu, a block has %zu", cache->pool_bytes,
                                block_bytes);
-        /* At least one block begins in each. */
+        /* At least one block begins in each. The last one may reach into the next extent and keep a granule
+         * of it backed; so where blocks do not end with extents, extents are long. */
         cache->extent_bytes =
             (block_bytes + cache->granule_bytes - 1) / cache->granule_bytes * cache->granule_bytes;
+        if (cache->extent_bytes % block_bytes != 0 && cache->extent_bytes <= cache->pool_bytes / 8)
+            cache->extent_bytes *= 8;
         cache->n_extents = paged__extent_of(cache, 0, cache->groups[0].n_ids - 1) + 1;
         *n_blocks_max = cache->groups[0].n_ids;
         return PAGED_OK;
@@ -346,6 +349,7 @@ void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out) {
         .idle_bytes = cache->idle_bytes,
         .n_backed = cache->n_backed,
         .n_unbacked = cache->n_unbacked,
+        .n_moves = cache->n_moves,
     };
     memcpy(s.n_misses, cache->n_misses, sizeof s.n_misses);
     size_t block_bytes = 0;

@@ -226,8 +226,8 @@ static paged_status check_group(const paged_cache *cache, int32_t g, paged_error
     return check_partial(cache, g, n_partial, err);
 }
 
-/* Granules count their blocks (the walk over extents has recounted them); the idle list has the idle ones, the
- * longest idle first. */
+/* Granules count their blocks (the walk over extents has recounted them); the idle list has the idle ones,
+ * the longest idle first. */
 static paged_status check_granules(const paged_cache *cache, paged_error *err) {
     size_t backed_bytes = 0, idle_bytes = 0, listed_bytes = 0;
     int32_t n_idle = 0, prev = -1;

@@ -165,7 +165,7 @@ struct paged_cache {
     size_t granule_bytes, n_granules;
     int32_t idle_first, idle_last;
     size_t max_bytes, used_bytes, taken_bytes, backed_bytes, idle_bytes; /* taken: used or cached */
-    uint64_t trim_after, n_backed, n_unbacked;
+    uint64_t trim_after, n_backed, n_unbacked, n_moves;
     uint64_t shuffle; /* state of the generator; 0: blocks are taken in order */
     /* seq.c */
     paged__seq *seqs; /* [max_seqs] */
@@ -241,6 +241,14 @@ bool paged__block_unref(paged_cache *cache, int32_t group, int32_t block);
 
 /* Frees a cached block, which is not indexed any more. */
 void paged__block_drop(paged_cache *cache, int32_t group, int32_t block);
+
+/* The block `to`, which was just taken, gets the content's references and place in the index; `from` is free
+ * then. Tables are the caller's. */
+void paged__block_move(paged_cache *cache, int32_t group, int32_t from, int32_t to);
+
+/* A partly filled extent off its list, so that nothing is taken from it, and on again. */
+void paged__extent_detach(paged_cache *cache, int32_t extent);
+void paged__extent_attach(paged_cache *cache, int32_t extent);
 
 /* Gives back at most n_max granules that have been idle since `until` or longer, the longest idle first, as
  * long as more than keep_bytes are idle. Errors: of the arena; what went before is gone. */

@@ -246,6 +246,18 @@ static int32_t claim_extent(paged_cache *cache, int32_t group) {
     return extent;
 }
 
+void paged__extent_detach(paged_cache *cache, int32_t extent) {
+    const paged__extent *e = &cache->extents[extent];
+    cache->groups[e->owner].n_free -= e->n_blocks - e->n_taken;
+    unlink_partial(cache, extent);
+}
+
+void paged__extent_attach(paged_cache *cache, int32_t extent) {
+    const paged__extent *e = &cache->extents[extent];
+    cache->groups[e->owner].n_free += e->n_blocks - e->n_taken;
+    link_partial(cache, extent);
+}
+
 static int32_t fullest_extent(const paged__group *gr) {
     return gr->fullness ? gr->partial[63 - __builtin_clzll(gr->fullness)] : -1;
 }
@@ -354,6 +366,16 @@ void paged__block_drop(paged_cache *cache, int32_t group, int32_t block) {
     PAGED_ASSERT(cache->groups[group].blocks[block].state == PAGED__BLOCK_CACHED);
     give_block(cache, group, block);
     cache->n_frees++;
+}
+
+void paged__block_move(paged_cache *cache, int32_t group, int32_t from, int32_t to) {
+    paged__block *source = &cache->groups[group].blocks[from], *target = &cache->groups[group].blocks[to];
+    PAGED_ASSERT(source->state != PAGED__BLOCK_FREE && target->refs == 1 && !target->indexed);
+    if (source->state == PAGED__BLOCK_CACHED) set_state(cache, group, to, PAGED__BLOCK_CACHED);
+    target->refs = source->refs;
+    source->refs = 0;
+    PAGED_ASSERT(!source->indexed);
+    give_block(cache, group, from);
 }
 
 void paged__cache_shuffle(paged_cache *cache, uint64_t seed) {

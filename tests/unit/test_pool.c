@@ -1,0 +1,391 @@
+/* Goal: the memory of a pool follows its blocks, up and down, and its limit can change while it is in use.
+ * Method: an arena that keeps books of its own and forgets what it gives back; and the resident memory of
+ * this process, as the system counts it. */
+#include <unistd.h>
+
+#include "mem/mem.h"
+#include "test.h"
+
+#define MIB ((size_t)1 << 20)
+
+/* ---- an arena that keeps books ---- */
+
+enum { BOOK_GRANULE = 64, BOOK_BYTES = 64 * BOOK_GRANULE };
+
+struct book {
+    _Alignas(64) uint8_t bytes[BOOK_BYTES];
+    bool backed[BOOK_BYTES / BOOK_GRANULE];
+    int32_t n_backs, n_unbacks, n_copies;
+    bool refuses; /* to take memory back */
+};
+
+static paged_status book_set(struct book *book, size_t offset, size_t size_bytes, bool backed) {
+    CHECK(offset % BOOK_GRANULE == 0 && size_bytes > 0 && size_bytes <= BOOK_GRANULE);
+    CHECK_EQ(book->backed[offset / BOOK_GRANULE], !backed); /* each once */
+    book->backed[offset / BOOK_GRANULE] = backed;
+    memset(book->bytes + offset, 0, size_bytes);
+    return PAGED_OK;
+}
+
+static paged_status book_back(void *ctx, size_t offset, size_t size_bytes) {
+    struct book *book = ctx;
+    book->n_backs++;
+    return book_set(book, offset, size_bytes, true);
+}
+
+static paged_status book_unback(void *ctx, size_t offset, size_t size_bytes) {
+    struct book *book = ctx;
+    if (book->refuses) return PAGED_ERR_IO;
+    book->n_unbacks++;
+    return book_set(book, offset, size_bytes, false);
+}
+
+static paged_status book_copy(void *ctx, size_t dst, size_t src, size_t size_bytes) {
+    struct book *book = ctx;
+    book->n_copies++;
+    CHECK(book->backed[dst / BOOK_GRANULE] && book->backed[src / BOOK_GRANULE]);
+    memcpy(book->bytes + dst, book->bytes + src, size_bytes);
+    return PAGED_OK;
+}
+
+static struct book *open_book(paged_cache_config *config) {
+    static struct book book;
+    static paged_arena arena;
+    memset(&book, 0, sizeof book);
+    arena = (paged_arena){.ctx = &book,
+                          .base = book.bytes,
+                          .size_bytes = BOOK_BYTES,
+                          .granule_bytes = BOOK_GRANULE,
+                          .back = book_back,
+                          .unback = book_unback,
+                          .copy = book_copy};
+    config->arena = &arena;
+    return &book;
+}
+
+/* 8 bytes a token and layer. */
+static const paged_group_config tiny = {
+    .n_layers = 1, .n_kv_heads = 1, .head_dim_k = 1, .type = PAGED_TYPE_F32};
+
+/* Blocks of 4 tokens, 32 bytes: two in a granule and an extent. */
+static paged_cache *open_tiny(int32_t n_blocks, size_t max_bytes, uint64_t trim_after, struct book **book) {
+    paged_cache_config config = {.struct_size = sizeof config,
+                                 .groups = &tiny,
+                                 .n_groups = 1,
+                                 .block_size = 4,
+                                 .pool_bytes = (size_t)n_blocks * 32,
+                                 .max_seqs = 64,
+                                 .max_bytes = max_bytes,
+                                 .trim_after = trim_after};
+    paged_error err = {0};
+    paged_cache *cache = NULL;
+    *book = open_book(&config);
+    if (paged_cache_create(&config, &cache, &err) != PAGED_OK)
+        test_fail(__FILE__, __LINE__, "%s", err.message);
+    return cache;
+}
+
+static void check_cache(const paged_cache *cache) {
+    paged_error err = {0};
+    if (paged_cache_check(cache, &err) != PAGED_OK) test_fail(__FILE__, __LINE__, "%s", err.message);
+}
+
+static paged_cache_stats stats_of(const paged_cache *cache) {
+    paged_cache_stats stats;
+    paged_cache_get_stats(cache, &stats);
+    return stats;
+}
+
+static int32_t entry(const paged_cache *cache, paged_seq seq, int32_t idx) {
+    paged_tables tables = {0};
+    CHECK_EQ(paged_cache_tables(cache, 0, &tables), PAGED_OK);
+    return tables.blocks[paged_seq_row(cache, seq) * tables.seq_stride + idx];
+}
+
+/* A new sequence of n tokens, which begin with `first`; in the namespace without fields if it is shared. */
+static paged_seq open_seq(paged_cache *cache, int32_t first, int32_t n_tokens, bool shared) {
+    int32_t tokens[64];
+    paged_seq seq = 0;
+    for (int32_t i = 0; i < n_tokens; i++) tokens[i] = first + i;
+    CHECK_EQ(paged_seq_create(cache, &seq), PAGED_OK);
+    if (shared) CHECK_EQ(paged_seq_match(cache, seq, &(paged_namespace){0}, NULL, 0, NULL), PAGED_OK);
+    CHECK_EQ(paged_seq_reserve(cache, seq, n_tokens), PAGED_OK);
+    CHECK_EQ(paged_seq_commit(cache, seq, tokens, n_tokens), PAGED_OK);
+    return seq;
+}
+
+/* ---- memory ---- */
+
+static void idle_memory_is_kept_then_trimmed(void) {
+    struct book *book;
+    paged_cache *cache = open_tiny(16, 0, 0, &book);
+    paged_seq seq = open_seq(cache, 0, 32, false); /* 8 blocks, 4 granules */
+    CHECK_EQ(stats_of(cache).backed_bytes, 256);
+    CHECK_EQ(paged_seq_truncate(cache, seq, 12), PAGED_OK);
+    CHECK_EQ(stats_of(cache).backed_bytes, 256);
+    CHECK_EQ(stats_of(cache).idle_bytes, 128); /* three blocks are in two granules */
+    check_cache(cache);
+    CHECK_EQ(paged_seq_reserve(cache, seq, 8), PAGED_OK); /* takes the idle ones again */
+    CHECK_EQ(book->n_backs, 4);
+    CHECK_EQ(paged_seq_reserve(cache, seq, 0), PAGED_OK);
+    CHECK_EQ(paged_cache_trim(cache, 64), PAGED_OK);
+    CHECK_EQ(stats_of(cache).idle_bytes, 64);
+    CHECK_EQ(stats_of(cache).backed_bytes, 192);
+    CHECK_EQ(paged_cache_trim(cache, 0), PAGED_OK);
+    CHECK_EQ(paged_cache_trim(cache, 0), PAGED_OK);
+    CHECK_EQ(stats_of(cache).backed_bytes, 128);
+    CHECK_EQ(book->n_unbacks, 2);
+    CHECK_EQ(stats_of(cache).n_unbacked, 2);
+    CHECK_EQ(stats_of(cache).n_backed, 4);
+    CHECK_EQ(paged_seq_reserve(cache, seq, 20), PAGED_OK);
+    CHECK_EQ(stats_of(cache).backed_bytes, 256);
+    check_cache(cache);
+    CHECK_EQ(paged_cache_trim(NULL, 0), PAGED_ERR_INVALID_ARG);
+    paged_cache_free(cache);
+}
+
+static void time_trims_what_was_idle_for_long(void) {
+    struct book *book;
+    paged_cache *cache = open_tiny(64, 0, 10, &book);
+    paged_seq a = open_seq(cache, 0, 16, false), b = open_seq(cache, 0, 16, false);
+    paged_cache_set_clock(cache, 100);
+    CHECK_EQ(paged_seq_free(cache, a), PAGED_OK);
+    paged_cache_set_clock(cache, 105);
+    CHECK_EQ(paged_seq_free(cache, b), PAGED_OK);
+    paged_cache_set_clock(cache, 109);
+    CHECK_EQ(stats_of(cache).idle_bytes, 256);
+    paged_cache_set_clock(cache, 110);
+    CHECK_EQ(stats_of(cache).idle_bytes, 128);
+    paged_cache_set_clock(cache, 114);
+    CHECK_EQ(stats_of(cache).backed_bytes, 128);
+    book->refuses = true; /* nothing happens but that it stays */
+    paged_cache_set_clock(cache, 115);
+    CHECK_EQ(stats_of(cache).backed_bytes, 128);
+    CHECK_EQ(paged_cache_trim(cache, 0), PAGED_ERR_IO);
+    check_cache(cache);
+    book->refuses = false;
+    paged_cache_set_clock(cache, 0); /* time does not go back */
+    CHECK_EQ(stats_of(cache).backed_bytes, 0);
+    check_cache(cache);
+    paged_cache_free(cache);
+}
+
+/* A load that goes up and down costs no call of the arena, if its rhythm is shorter than trim_after. */
+static void steady_load_does_not_thrash(void) {
+    struct book *book;
+    paged_cache *cache = open_tiny(64, 0, 50, &book);
+    for (uint64_t now = 1; now < 1000; now++) {
+        paged_seq seqs[3];
+        paged_cache_set_clock(cache, now);
+        for (int32_t i = 0; i < 3; i++) seqs[i] = open_seq(cache, i, 4 + (int32_t)(now * 7 % 40), false);
+        for (int32_t i = 0; i < 3; i++) CHECK_EQ(paged_seq_free(cache, seqs[i]), PAGED_OK);
+    }
+    check_cache(cache);
+    CHECK(book->n_backs <= 32 && book->n_unbacks == 0);
+    paged_cache_free(cache);
+}
+
+static void blocks_come_from_the_fullest_extent(void) {
+    const paged_group_config group = {
+        .n_layers = 1, .n_kv_heads = 1, .head_dim_k = 1, .type = PAGED_TYPE_F16};
+    paged_cache_config config = {
+        .struct_size = sizeof config, .groups = &group, .n_groups = 1, .block_size = 2, .pool_bytes = 32 * 8};
+    paged_cache *cache = NULL;
+    paged_seq seqs[32];
+    open_book(&config);
+    CHECK_EQ(paged_cache_create(&config, &cache, NULL), PAGED_OK); /* 8 blocks in an extent */
+    for (int32_t i = 0; i < 32; i++) seqs[i] = open_seq(cache, i, 2, false);
+    /* Extent 0 keeps 1 block, extent 1 keeps 6, extent 2 keeps 3, extent 3 is full. */
+    for (int32_t i = 0; i < 24; i++) {
+        bool stays = i == 3 || (i >= 8 && i < 14) || i >= 21;
+        if (!stays) CHECK_EQ(paged_seq_free(cache, seqs[i]), PAGED_OK);
+    }
+    check_cache(cache);
+    const int32_t want[] = {1, 1, 2, 2, 2, 2, 2, 0, 0};
+    for (int32_t i = 0; i < 9; i++) CHECK_EQ(entry(cache, open_seq(cache, 0, 2, false), 0) / 8, want[i]);
+    check_cache(cache);
+    paged_cache_free(cache);
+}
+
+/* ---- the limit ---- */
+
+static void limit_refuses_and_grows(void) {
+    struct book *book;
+    paged_cache *cache = open_tiny(16, 4 * 32, 0, &book);
+    paged_seq seq = open_seq(cache, 0, 16, false), other = 0;
+    CHECK_EQ(stats_of(cache).n_blocks, 16);
+    CHECK_EQ(stats_of(cache).n_free, 12);
+    CHECK_EQ(stats_of(cache).n_available, 0);
+    CHECK_EQ(stats_of(cache).max_bytes, 128);
+    CHECK_EQ(paged_seq_reserve(cache, seq, 1), PAGED_ERR_NO_BLOCKS);
+    CHECK_EQ(paged_cache_set_max_bytes(cache, 5 * 32 + 31), PAGED_OK);
+    CHECK_EQ(stats_of(cache).n_available, 1);
+    CHECK_EQ(paged_seq_reserve(cache, seq, 5), PAGED_ERR_NO_BLOCKS);
+    CHECK_EQ(paged_seq_reserve(cache, seq, 4), PAGED_OK);
+    CHECK_EQ(paged_cache_set_max_bytes(cache, 16 * 32 + 1), PAGED_ERR_INVALID_ARG);
+    CHECK_EQ(paged_cache_set_max_bytes(NULL, 0), PAGED_ERR_INVALID_ARG);
+    CHECK_EQ(paged_cache_set_max_bytes(cache, 0), PAGED_OK);
+    CHECK_EQ(stats_of(cache).n_available, 11);
+    CHECK_EQ(paged_seq_create(cache, &other), PAGED_OK);
+    CHECK_EQ(paged_seq_reserve(cache, other, 44), PAGED_OK);
+    check_cache(cache);
+    paged_cache_free(cache);
+}
+
+/* Below the use it is a target. */
+static void limit_below_the_use_is_approached(void) {
+    struct book *book;
+    paged_cache *cache = open_tiny(16, 0, 0, &book);
+    paged_seq a = open_seq(cache, 0, 16, false), b = open_seq(cache, 0, 14, false);
+    CHECK_EQ(paged_cache_set_max_bytes(cache, 3 * 32), PAGED_OK);
+    CHECK_EQ(stats_of(cache).n_used, 8);
+    CHECK_EQ(stats_of(cache).n_available, 0);
+    check_cache(cache);
+    CHECK_EQ(paged_seq_reserve(cache, b, 2), PAGED_OK); /* needs no block */
+    CHECK_EQ(paged_seq_reserve(cache, b, 3), PAGED_ERR_NO_BLOCKS);
+    CHECK_EQ(paged_seq_reserve(cache, b, 0), PAGED_OK);
+    CHECK_EQ(paged_seq_truncate(cache, a, 8), PAGED_OK);
+    CHECK_EQ(stats_of(cache).backed_bytes, 6 * 32); /* no memory stays idle beyond the limit */
+    CHECK_EQ(paged_seq_free(cache, a), PAGED_OK);
+    CHECK_EQ(stats_of(cache).backed_bytes, 4 * 32);
+    CHECK_EQ(paged_seq_truncate(cache, b, 7), PAGED_OK);
+    CHECK_EQ(paged_seq_reserve(cache, b, 6), PAGED_ERR_NO_BLOCKS);
+    CHECK_EQ(paged_seq_reserve(cache, b, 5), PAGED_OK);
+    CHECK_EQ(stats_of(cache).n_used, 3);
+    check_cache(cache);
+    paged_cache_free(cache);
+}
+
+static void limit_evicts_what_is_cached(void) {
+    struct book *book;
+    paged_cache *cache = open_tiny(16, 0, 0, &book);
+    paged_seq a = open_seq(cache, 0, 16, true), b = open_seq(cache, 100, 16, true);
+    CHECK_EQ(paged_seq_free(cache, a), PAGED_OK);
+    CHECK_EQ(stats_of(cache).n_cached, 4);
+    CHECK_EQ(paged_cache_set_max_bytes(cache, 6 * 32), PAGED_OK);
+    CHECK_EQ(stats_of(cache).n_cached, 2); /* the end of a went */
+    CHECK_EQ(stats_of(cache).n_available, 2);
+    check_cache(cache);
+    CHECK_EQ(paged_cache_set_max_bytes(cache, 2 * 32), PAGED_OK);
+    CHECK_EQ(stats_of(cache).n_cached, 0);
+    CHECK_EQ(stats_of(cache).n_used, 4);
+    CHECK_EQ(paged_seq_free(cache, b), PAGED_OK); /* half of it may stay */
+    CHECK_EQ(stats_of(cache).n_cached, 2);
+    CHECK_EQ(stats_of(cache).cached_bytes, 64);
+    CHECK(stats_of(cache).backed_bytes <= 64);
+    check_cache(cache);
+    paged_cache_free(cache);
+}
+
+/* ---- compaction ---- */
+
+/* One of eight sequences of one block stays in each of eight granules. */
+static void compaction_gathers_blocks_in_use(void) {
+    struct book *book;
+    paged_cache *cache = open_tiny(16, 0, 0, &book);
+    paged_seq seqs[16];
+    size_t moved_bytes = 99;
+    for (int32_t i = 0; i < 16; i++) {
+        seqs[i] = open_seq(cache, i, 3, false);
+        memset(book->bytes + entry(cache, seqs[i], 0) * 32, i, 32);
+    }
+    for (int32_t i = 0; i < 16; i += 2) CHECK_EQ(paged_seq_free(cache, seqs[i]), PAGED_OK);
+    CHECK_EQ(paged_cache_trim(cache, 0), PAGED_OK);
+    CHECK_EQ(stats_of(cache).backed_bytes, 512);
+    CHECK_EQ(paged_cache_compact(cache, SIZE_MAX, false, &moved_bytes), PAGED_OK);
+    CHECK_EQ(moved_bytes, 0);
+    CHECK_EQ(paged_cache_compact(cache, 31, true, &moved_bytes), PAGED_OK);
+    CHECK_EQ(moved_bytes, 0);
+    CHECK_EQ(paged_cache_compact(cache, 95, true, &moved_bytes), PAGED_OK);
+    CHECK_EQ(moved_bytes, 64);
+    check_cache(cache);
+    CHECK_EQ(paged_cache_compact(cache, SIZE_MAX, true, &moved_bytes), PAGED_OK);
+    CHECK_EQ(moved_bytes, 64);
+    check_cache(cache);
+    CHECK_EQ(stats_of(cache).n_moves, 4);
+    CHECK_EQ(paged_cache_trim(cache, 0), PAGED_OK);
+    CHECK_EQ(stats_of(cache).backed_bytes, 256);
+    for (int32_t i = 1; i < 16; i += 2) {
+        CHECK_EQ(book->bytes[entry(cache, seqs[i], 0) * 32 + 31], i);
+        CHECK_EQ(paged_seq_tokens(cache, seqs[i])[2], i + 2);
+    }
+    CHECK_EQ(paged_cache_compact(cache, SIZE_MAX, true, &moved_bytes), PAGED_OK);
+    CHECK_EQ(moved_bytes, 0); /* there is an end */
+    CHECK_EQ(book->n_copies, 4);
+    CHECK_EQ(paged_cache_compact(NULL, 1, true, NULL), PAGED_ERR_INVALID_ARG);
+    paged_cache_free(cache);
+}
+
+/* ---- what the system says ---- */
+
+static size_t resident_bytes(void) {
+    unsigned long total, resident;
+    FILE *file = fopen("/proc/self/statm", "r");
+    CHECK(file);
+    CHECK_EQ(fscanf(file, "%lu %lu", &total, &resident), 2);
+    fclose(file);
+    return resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* A burst of a small model's sequences that decode in turns; then all but one in ten end, by chance. What
+ * compaction and a clock return is seen in the resident memory of this process. */
+static void memory_of_a_burst_goes_back(void) {
+    enum { N_SEQS = 200, N_TOKENS = 64 };
+    const paged_group_config smol = {.n_layers = 30, .n_kv_heads = 3, .head_dim_k = 64};
+    const paged_cache_config config = {.struct_size = sizeof config,
+                                       .groups = &smol,
+                                       .n_groups = 1,
+                                       .block_size = 16,
+                                       .pool_bytes = paged_pool_bytes_for(&smol, 1, 16, N_SEQS * N_TOKENS),
+                                       .max_seqs = N_SEQS,
+                                       .max_seq_tokens = N_TOKENS,
+                                       .trim_after = 10};
+    paged_cache *cache = NULL;
+    paged_kv kv = {0};
+    static paged_seq seqs[N_SEQS];
+    const int32_t tokens[16] = {1, 2, 3};
+    uint64_t rand = test_seed;
+    CHECK_EQ(paged_cache_create(&config, &cache, NULL), PAGED_OK);
+    CHECK_EQ(paged_cache_kv(cache, 0, 0, &kv), PAGED_OK);
+    size_t before = resident_bytes(), moved_bytes = 1;
+    for (int32_t i = 0; i < N_SEQS; i++) CHECK_EQ(paged_seq_create(cache, &seqs[i]), PAGED_OK);
+    for (int32_t n = 0; n < N_TOKENS; n += 16) {
+        for (int32_t i = 0; i < N_SEQS; i++) {
+            CHECK_EQ(paged_seq_reserve(cache, seqs[i], 16), PAGED_OK);
+            memset(kv.k + entry(cache, seqs[i], n / 16) * kv.block_stride, i, (size_t)kv.block_stride);
+            CHECK_EQ(paged_seq_commit(cache, seqs[i], tokens, 16), PAGED_OK);
+        }
+    }
+    size_t burst = resident_bytes();
+    CHECK(burst - before >= config.pool_bytes);
+    for (int32_t i = 0; i < N_SEQS; i++) {
+        if (paged__rand(&rand) % 10 == 0) continue;
+        CHECK_EQ(paged_seq_free(cache, seqs[i]), PAGED_OK);
+        seqs[i] = 0;
+    }
+    for (uint64_t second = 1; second < 60; second++) { /* a step each */
+        paged_cache_set_clock(cache, second);
+        CHECK_EQ(paged_cache_compact(cache, 64 * MIB, true, &moved_bytes), PAGED_OK);
+    }
+    CHECK_EQ(moved_bytes, 0);
+    size_t free_bytes = config.pool_bytes - stats_of(cache).used_bytes;
+    double share = (double)(burst - resident_bytes()) / (double)free_bytes;
+    printf("%.1f %% of %zu free MiB went back\n", share * 100, free_bytes / MIB);
+    CHECK(share >= 0.95);
+    check_cache(cache);
+    for (int32_t i = 0; i < N_SEQS; i++) {
+        for (int32_t b = 0; seqs[i] && b < N_TOKENS / 16; b++) {
+            const uint8_t *bytes = kv.k + entry(cache, seqs[i], b) * kv.block_stride;
+            for (int64_t j = 0; j < kv.block_stride; j += 997) CHECK_EQ(bytes[j], i);
+        }
+    }
+    paged_cache_free(cache);
+}
+
+/* clang-format off */
+#define TESTS(X) \
+    X(idle_memory_is_kept_then_trimmed) X(time_trims_what_was_idle_for_long) X(steady_load_does_not_thrash) \
+    X(blocks_come_from_the_fullest_extent) X(limit_refuses_and_grows) X(limit_below_the_use_is_approached) \
+    X(limit_evicts_what_is_cached) X(compaction_gathers_blocks_in_use) X(memory_of_a_burst_goes_back)
+/* clang-format on */
+TEST_MAIN(TESTS)
