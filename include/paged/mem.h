@@ -12,12 +12,19 @@
  * content when they are committed, its last, partly filled one when it is freed. Blocks that nobody holds any
  * more stay cached until their room is needed; then the least recently used leaf goes first.
  *
+ * Windows. A group whose layers see only the last `window` keys holds the blocks of that window and no
+ * others: what falls out goes back with the commit, its table entry becomes -1, and positions stay what they
+ * were (paged_seq_first_k() says where the keys begin). Heads with windows of their own are a group over some
+ * of the heads of their layers. A match ends where all groups have what the next token sees: groups without
+ * a window every block, the others those of their last window.
+ *
  * Blocks are numbered per group from 0 on; block b of a group begins at byte b * block_bytes of the arena, so
  * an operator needs nothing but one stride. In a cache of one group the numbers 0 … n_blocks - 1 are dense.
  * In a cache of several groups an extent belongs to one group at a time and the numbers have gaps.
  *
  * Layout of a block: [layer][K | V][kv_head][block_size][head_dim], so all layers of a block are one run of
- * bytes and the K of all heads of one layer is one run.
+ * bytes and the K of all heads of one layer is one run. In a group of i8 the scales of a layer follow its K
+ * and V: [layer][K | V | scales of K | scales of V], the scales [kv_head][block_size] f32.
  *
  * Thread rule: one thread at a time per cache. Different caches are independent.
  */
@@ -53,18 +60,25 @@ typedef struct paged_group_config {
     int32_t n_layers, n_kv_heads, head_dim_k, head_dim_v; /* head_dim_v 0: as head_dim_k */
     paged_type type;
     paged_layout layout;
+    int32_t window; /* keys that a query sees at most, its own included; 0: all. Blocks that no later token
+                     * can see go back when they fall out of it */
 } paged_group_config;
 
 /* What happens to the index, in order. Replayed into an empty model it gives exactly the index. */
-typedef enum paged_event_kind { PAGED_EVENT_STORED = 1, PAGED_EVENT_REMOVED = 2 } paged_event_kind;
+typedef enum paged_event_kind {
+    PAGED_EVENT_STORED = 1,
+    PAGED_EVENT_REMOVED = 2,
+    PAGED_EVENT_CHANGED = 3 /* a group with a window lost its block of the entry, or got one again */
+} paged_event_kind;
 
 typedef struct paged_event {
     paged_event_kind kind;
-    int32_t block;  /* of group 0; names the entry until it is removed */
-    int32_t parent; /* block before it; -1: the first one of its namespace */
+    int32_t entry;  /* its name, until it is removed */
+    int32_t parent; /* entry before it; -1: the first one of its namespace */
     int32_t n_tokens;
     const int32_t *tokens;      /* [n_tokens] of this block only; valid during the call */
     uint64_t namespace_hash[2]; /* XXH3-128 of the namespace; of first blocks only, else 0 */
+    uint32_t groups;            /* bit g: group g has a block of it, from now on; REMOVED: until now */
 } paged_event;
 
 /* Must not call back into the cache. */
@@ -165,7 +179,8 @@ PAGED_API paged_status paged_seq_match(paged_cache *cache, paged_seq seq, const 
 /* Keeps what is cached of these tokens. priority (0 … 255, 0 at first): of the leaves, the lowest go first.
  * until: pinned, that is not evicted at all, as long as paged_cache_set_clock() was told less; 0: not pinned,
  * an earlier pin on the same piece ends. *n_kept: how many of the tokens are kept. A pin
- * holds a reference to each block. O(blocks). Errors: INVALID_ARG, NO_MEMORY. */
+ * holds a reference to each block, of groups with a window to those of the last one. O(blocks). Errors:
+ * INVALID_ARG, NO_MEMORY, LIMIT (all groups have windows, and more pinned paths than the pool has blocks). */
 PAGED_API paged_status paged_prefix_keep(paged_cache *cache, const paged_namespace *space,
                                          const int32_t *tokens, int32_t n_tokens, int32_t priority,
                                          uint64_t until, int32_t *n_kept);
@@ -215,8 +230,8 @@ PAGED_API paged_status paged_cache_compact(paged_cache *cache, size_t budget_byt
  * NO_BLOCKS, TOO_LONG, NO_MEMORY, STALE, INVALID_ARG. */
 PAGED_API paged_status paged_seq_reserve(paged_cache *cache, paged_seq seq, int32_t n_tokens);
 
-/* Slots of the positions first … first + n - 1, all of them committed or reserved. Errors: INVALID_ARG,
- * STALE. */
+/* Slots of the positions first … first + n - 1, all of them committed or reserved, and not before
+ * paged_seq_first_k(). Errors: INVALID_ARG, STALE. */
 PAGED_API paged_status paged_seq_slots(const paged_cache *cache, paged_seq seq, int32_t group, int32_t first,
                                        int32_t n, int64_t *slots);
 
@@ -225,7 +240,9 @@ PAGED_API paged_status paged_seq_slots(const paged_cache *cache, paged_seq seq, 
 PAGED_API paged_status paged_seq_commit(paged_cache *cache, paged_seq seq, const int32_t *tokens,
                                         int32_t n_tokens);
 
-/* Shortens to n_tokens committed tokens, drops any reservation, gives whole blocks back at once. Errors:
+/* Shortens to n_tokens committed tokens, drops any reservation, gives whole blocks back at once. Where a
+ * group has a window the blocks of it at n_tokens must still be there: n_tokens is 0, or max(0,
+ * n_tokens - window + 1) is at least paged_seq_first_k(); else INVALID_ARG, and nothing changes. Errors:
  * INVALID_ARG, STALE. */
 PAGED_API paged_status paged_seq_truncate(paged_cache *cache, paged_seq seq, int32_t n_tokens);
 
@@ -240,11 +257,16 @@ PAGED_API int32_t paged_seq_reserved(const paged_cache *cache,
 /* The committed tokens, borrowed until the next call that changes the sequence; NULL: stale. */
 PAGED_API const int32_t *paged_seq_tokens(const paged_cache *cache, paged_seq seq);
 
+/* Position of the first key that a group still has, a multiple of block_size; 0 without a window; -1: stale
+ * or no such group. For paged_tables.first_k. */
+PAGED_API int32_t paged_seq_first_k(const paged_cache *cache, paged_seq seq, int32_t group);
+
 /* Row of the sequence in the tables of paged_cache_tables(); -1: stale. Fixed for the life of the sequence.
  */
 PAGED_API int32_t paged_seq_row(const paged_cache *cache, paged_seq seq);
 
-/* Fills blocks, seq_stride, head_stride and max_blocks; rows, seqlens_k and n_seqs are the caller's. */
+/* Fills blocks, seq_stride, head_stride and max_blocks; rows, seqlens_k, first_k and n_seqs are the caller's.
+ */
 PAGED_API paged_status paged_cache_tables(const paged_cache *cache, int32_t group, paged_tables *out);
 
 /* The keys and values of one layer (counted inside its group). Errors: INVALID_ARG. */
@@ -270,6 +292,7 @@ typedef struct paged_cache_stats {
     uint64_t n_queries, n_query_tokens, n_hit_tokens; /* matches, their tokens, tokens that they reused */
     uint64_t n_stored, n_evicted;                     /* entries of the index */
     uint64_t n_misses[PAGED_MISS_KINDS];              /* matches by why they ended */
+    uint64_t n_evicted_blocks;                        /* of groups with a window, while their entry stayed */
     int32_t
         n_available; /* more blocks of group 0 that could be in use: free or evictable, within max_bytes */
     size_t max_bytes, cached_bytes; /* the limit; cached blocks */

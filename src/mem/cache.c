@@ -9,7 +9,10 @@ static paged_status check_group(const paged_group_config *gc, int32_t g, int32_t
         return paged__fail(err, PAGED_ERR_INVALID_ARG,
                            "groups[%d]: n_layers %d, n_kv_heads %d, head_dim_k %d, head_dim_v %d", g,
                            gc->n_layers, gc->n_kv_heads, gc->head_dim_k, gc->head_dim_v);
-    if (gc->type != PAGED_TYPE_F16 && gc->type != PAGED_TYPE_F32 && gc->type != PAGED_TYPE_BF16)
+    if (gc->window < 0)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "groups[%d].window is %d", g, gc->window);
+    if (gc->type != PAGED_TYPE_F16 && gc->type != PAGED_TYPE_F32 && gc->type != PAGED_TYPE_BF16 &&
+        gc->type != PAGED_TYPE_I8)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "groups[%d].type %d is unknown", g, (int)gc->type);
     if (gc->layout != PAGED_LAYOUT_PLAIN && gc->layout != PAGED_LAYOUT_PACKED)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "groups[%d].layout %d is unknown", g, (int)gc->layout);
@@ -20,6 +23,12 @@ static paged_status check_group(const paged_group_config *gc, int32_t g, int32_t
     if (gc->layout == PAGED_LAYOUT_PACKED && gc->type == PAGED_TYPE_BF16 && gc->head_dim_k % 2 != 0)
         return paged__fail(err, PAGED_ERR_INVALID_ARG,
                            "groups[%d].head_dim_k %d is odd, packed bf16 asks for even", g, gc->head_dim_k);
+    if (gc->type == PAGED_TYPE_I8 &&
+        (gc->layout == PAGED_LAYOUT_PLAIN || gc->head_dim_k % 4 != 0 || gc->head_dim_v % 4 != 0))
+        return paged__fail(err, PAGED_ERR_INVALID_ARG,
+                           "groups[%d]: i8 asks for the packed layout and head dims that are multiples of 4; "
+                           "layout %d, head_dim_k %d, head_dim_v %d",
+                           g, (int)gc->layout, gc->head_dim_k, gc->head_dim_v);
     if (!paged_block_bytes(gc, block_size))
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "groups[%d]: the bytes of a block overflow", g);
     return PAGED_OK;
@@ -102,21 +111,28 @@ static paged_status size_pool(paged_cache *cache, int64_t *n_blocks_max, paged_e
 }
 
 static bool take_index(paged_cache *cache) {
-    size_t n = (size_t)cache->groups[0].n_ids;
+    size_t n = (size_t)cache->n_nodes_max;
     cache->n_buckets = 1;
     while (cache->n_buckets < n) cache->n_buckets *= 2;
     cache->nodes = paged__calloc(n, sizeof *cache->nodes);
     cache->node_tokens = paged__alloc(n, (size_t)cache->block_size * sizeof *cache->node_tokens);
-    if (cache->n_groups > 1)
-        cache->node_blocks = paged__alloc(n, (size_t)cache->n_groups * sizeof *cache->node_blocks);
+    cache->node_blocks = paged__alloc(n, (size_t)cache->n_groups * sizeof *cache->node_blocks);
     cache->buckets = paged__alloc(cache->n_buckets, sizeof *cache->buckets);
     cache->evicted_tags = paged__calloc(cache->n_buckets, sizeof *cache->evicted_tags);
     cache->first_counts = paged__calloc(cache->n_buckets, sizeof *cache->first_counts);
     cache->evictable.items = paged__alloc(n, sizeof *cache->evictable.items);
     cache->pins.items = paged__alloc(n, sizeof *cache->pins.items);
-    return cache->nodes && cache->node_tokens && (cache->node_blocks || cache->n_groups == 1) &&
-           cache->buckets && cache->evicted_tags && cache->first_counts && cache->evictable.items &&
-           cache->pins.items;
+    return cache->nodes && cache->node_tokens && cache->node_blocks && cache->buckets &&
+           cache->evicted_tags && cache->first_counts && cache->evictable.items && cache->pins.items;
+}
+
+static bool take_window(paged__group *gr) {
+    size_t n = (size_t)gr->n_ids;
+    if (!gr->config.window) return true;
+    gr->loose.items = paged__alloc(n, sizeof *gr->loose.items);
+    gr->loose_place = paged__alloc(n, sizeof *gr->loose_place);
+    gr->loose_tick = paged__alloc(n, sizeof *gr->loose_tick);
+    return gr->loose.items && gr->loose_place && gr->loose_tick;
 }
 
 /* Entries of a row of an array of rows: an odd number of cache lines, so that the same place of all rows,
@@ -144,7 +160,7 @@ static paged_status take_memory(paged_cache *cache, paged_error *err) {
         gr->blocks = paged__calloc((size_t)gr->n_ids, sizeof *gr->blocks);
         gr->recount = paged__calloc((size_t)gr->n_ids, sizeof *gr->recount);
         gr->tables = paged__alloc((size_t)cache->max_seqs, row_bytes(cache->table_stride));
-        complete = gr->blocks && gr->recount && gr->tables;
+        complete = gr->blocks && gr->recount && gr->tables && take_window(gr);
     }
     if (complete && take_index(cache)) return PAGED_OK;
     return paged__fail(err, PAGED_ERR_NO_MEMORY,
@@ -153,13 +169,20 @@ static paged_status take_memory(paged_cache *cache, paged_error *err) {
 }
 
 static void set_groups(paged_cache *cache, const paged_cache_config *config) {
+    cache->evictable.group = cache->pins.group = -1;
+    cache->all_windowed = true;
     for (int32_t g = 0; g < cache->n_groups; g++) {
         paged__group *gr = &cache->groups[g];
         gr->config = config->groups[g];
+        gr->loose.group = g;
         if (!gr->config.head_dim_v) gr->config.head_dim_v = gr->config.head_dim_k;
         gr->block_bytes = paged_block_bytes(&gr->config, cache->block_size);
+        cache->all_windowed &= gr->config.window > 0;
         size_t layer_bytes = gr->block_bytes / (size_t)gr->config.n_layers;
         size_t head_dims = (size_t)gr->config.head_dim_k + (size_t)gr->config.head_dim_v;
+        if (gr->config.type == PAGED_TYPE_I8)
+            gr->scale_bytes = (size_t)gr->config.n_kv_heads * (size_t)cache->block_size * sizeof(float);
+        layer_bytes -= 2 * gr->scale_bytes;
         gr->k_bytes = layer_bytes / head_dims * (size_t)gr->config.head_dim_k;
         gr->v_bytes = layer_bytes - gr->k_bytes;
     }
@@ -198,6 +221,13 @@ paged_status paged_cache_create(const paged_cache_config *config, paged_cache **
     if (!cache->max_seq_tokens)
         cache->max_seq_tokens = (int32_t)PAGED_MIN(n_blocks_max * block_size, (int64_t)INT32_MAX);
     cache->max_blocks = paged__ceil_div(cache->max_seq_tokens, block_size);
+    size_t n_nodes = paged__prefix_nodes_max(cache);
+    if (n_nodes > INT32_MAX) {
+        status = paged__fail(err, PAGED_ERR_INVALID_ARG, "max_seqs %d of %d tokens make %zu index entries",
+                             cache->max_seqs, cache->max_seq_tokens, n_nodes);
+        goto fail;
+    }
+    cache->n_nodes_max = (int32_t)n_nodes;
     if (config->arena) {
         cache->arena = *config->arena;
     } else {
@@ -223,6 +253,9 @@ void paged_cache_free(paged_cache *cache) {
         paged__free(cache->groups[g].blocks);
         paged__free(cache->groups[g].recount);
         paged__free(cache->groups[g].tables);
+        paged__free(cache->groups[g].loose.items);
+        paged__free(cache->groups[g].loose_place);
+        paged__free(cache->groups[g].loose_tick);
     }
     paged__spaces_free(cache);
     paged__free(cache->pins.items);
@@ -258,7 +291,7 @@ paged_status paged_cache_kv(const paged_cache *cache, int32_t group, int32_t lay
     const paged__group *gr = &cache->groups[group];
     const paged_group_config *gc = &gr->config;
     if (layer < 0 || layer >= gc->n_layers || !cache->arena.base) return PAGED_ERR_INVALID_ARG;
-    uint8_t *k = cache->arena.base + (size_t)layer * (gr->k_bytes + gr->v_bytes);
+    uint8_t *k = cache->arena.base + (size_t)layer * (gr->block_bytes / (size_t)gc->n_layers);
     *out = (paged_kv){
         .k = k,
         .v = k + gr->k_bytes,
@@ -273,6 +306,12 @@ paged_status paged_cache_kv(const paged_cache *cache, int32_t group, int32_t lay
         .type = gc->type,
         .layout = gc->layout,
     };
+    if (gr->scale_bytes) {
+        out->k_scale = out->v + gr->v_bytes;
+        out->v_scale = out->k_scale + gr->scale_bytes;
+        out->scale_block_stride = (int64_t)gr->block_bytes;
+        out->scale_head_stride = (int64_t)(gr->scale_bytes / (size_t)gc->n_kv_heads);
+    }
     return PAGED_OK;
 }
 
@@ -290,7 +329,7 @@ static int64_t count_slots(const paged_cache *cache) {
             for (int32_t row = 0; row < cache->max_seqs; row++) {
                 const paged__seq *seq = &cache->seqs[row];
                 const int32_t *table = gr->tables + row * cache->table_stride;
-                for (int32_t i = 0; i < seq->n_entries; i++) {
+                for (int32_t i = paged__seq_first(cache, g, seq); i < seq->n_entries; i++) {
                     int32_t *credit = &gr->recount[table[i]].n_refs;
                     int32_t fill = PAGED_MIN(seq->len - i * cache->block_size, cache->block_size);
                     if (round == 0 && fill > *credit) n_slots += fill - *credit;
@@ -305,8 +344,8 @@ static int64_t count_slots(const paged_cache *cache) {
 static size_t index_bytes(const paged_cache *cache) {
     size_t node_bytes = sizeof *cache->nodes + (size_t)cache->block_size * sizeof *cache->node_tokens +
                         sizeof *cache->evictable.items + sizeof *cache->pins.items;
-    if (cache->node_blocks) node_bytes += (size_t)cache->n_groups * sizeof *cache->node_blocks;
-    return (size_t)cache->groups[0].n_ids * node_bytes +
+    node_bytes += (size_t)cache->n_groups * sizeof *cache->node_blocks;
+    return (size_t)cache->n_nodes_max * node_bytes +
            cache->n_buckets *
                (sizeof *cache->buckets + sizeof *cache->evicted_tags + sizeof *cache->first_counts);
 }
@@ -317,7 +356,11 @@ static size_t metadata_bytes(const paged_cache *cache) {
     bytes += (size_t)cache->n_extents * (sizeof *cache->extents + sizeof *cache->free_extents);
     bytes += (size_t)cache->max_seqs * (sizeof *cache->seqs + row_bytes(cache->token_stride));
     for (int32_t g = 0; g < cache->n_groups; g++) {
-        bytes += (size_t)cache->groups[g].n_ids * (sizeof(paged__block) + sizeof(paged__recount));
+        const paged__group *gr = &cache->groups[g];
+        bytes += (size_t)gr->n_ids * (sizeof(paged__block) + sizeof(paged__recount));
+        if (gr->config.window)
+            bytes += (size_t)gr->n_ids *
+                     (sizeof *gr->loose.items + sizeof *gr->loose_place + sizeof *gr->loose_tick);
     }
     return bytes;
 }
@@ -350,6 +393,7 @@ void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out) {
         .n_backed = cache->n_backed,
         .n_unbacked = cache->n_unbacked,
         .n_moves = cache->n_moves,
+        .n_evicted_blocks = cache->n_evicted_blocks,
     };
     memcpy(s.n_misses, cache->n_misses, sizeof s.n_misses);
     size_t block_bytes = 0;

@@ -77,7 +77,11 @@ static paged_status check_table(const paged_cache *cache, int32_t g, int32_t row
     const paged__group *gr = &cache->groups[g];
     const paged__seq *seq = &cache->seqs[row];
     const int32_t *table = gr->tables + row * cache->table_stride;
-    for (int32_t i = 0; i < seq->n_entries; i++) {
+    int32_t n_gone = paged__seq_first(cache, g, seq);
+    for (int32_t i = 0; i < n_gone; i++)
+        REQUIRE(table[i] == -1, "group %d row %d entry %d is %d, not -1, before the window", g, row, i,
+                table[i]);
+    for (int32_t i = n_gone; i < seq->n_entries; i++) {
         REQUIRE(table[i] >= 0 && table[i] < gr->n_ids && gr->blocks[table[i]].state == PAGED__BLOCK_USED,
                 "group %d row %d entry %d names block %d, which is free or does not exist (%d blocks)", g,
                 row, i, table[i], gr->n_ids);
@@ -267,9 +271,12 @@ static paged_status check_bytes(const paged_cache *cache, paged_error *err) {
     REQUIRE(used_bytes == cache->used_bytes && used_bytes + cached_bytes == cache->taken_bytes,
             "%zu bytes used and %zu cached, %zu and %zu counted", used_bytes, cached_bytes, cache->used_bytes,
             cache->taken_bytes - cache->used_bytes);
-    REQUIRE(cache->taken_bytes <= cache->max_bytes || cache->evictable.n == 0,
-            "%zu bytes used and cached, limit %zu, %d leaves could go", cache->taken_bytes, cache->max_bytes,
-            cache->evictable.n);
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        REQUIRE(cache->taken_bytes <= cache->max_bytes ||
+                    (cache->evictable.n == 0 && cache->groups[g].loose.n == 0),
+                "%zu bytes used and cached, limit %zu, %d leaves or %d blocks of group %d could go",
+                cache->taken_bytes, cache->max_bytes, cache->evictable.n, cache->groups[g].loose.n, g);
+    }
     REQUIRE(cache->n_allocs >= cache->n_frees, "%llu blocks taken, %llu given back",
             (unsigned long long)cache->n_allocs, (unsigned long long)cache->n_frees);
     uint64_t n_taken = 0;

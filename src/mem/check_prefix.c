@@ -5,7 +5,7 @@
 #include "mem/check.h"
 
 static bool is_node(const paged_cache *cache, int32_t id) {
-    return id >= 0 && id < cache->groups[0].n_ids && cache->nodes[id].n_tokens > 0;
+    return id >= 0 && id < cache->n_nodes_max && cache->nodes[id].n_tokens > 0;
 }
 
 static bool is_parent(const paged_cache *cache, int32_t id) {
@@ -13,21 +13,34 @@ static bool is_parent(const paged_cache *cache, int32_t id) {
     return id <= -2 && -2 - id < cache->n_spaces_max && cache->spaces[-2 - id].n_refs > 0;
 }
 
-/* A path that is longer than there are blocks would be a circle. */
+/* A path that is longer than there are nodes would be a circle. */
+static paged_status path_depth(const paged_cache *cache, int32_t pin, int32_t *depth, paged_error *err) {
+    *depth = -1;
+    for (int32_t node = cache->pins.items[pin]; node >= 0; node = cache->nodes[node].parent)
+        REQUIRE(is_node(cache, node) && ++*depth < cache->n_nodes_max, "pin %d leads to node %d", pin, node);
+    return PAGED_OK;
+}
+
 paged_status paged__check_pins(const paged_cache *cache, paged_error *err) {
-    const paged__group *first = &cache->groups[0];
-    for (int32_t i = 0; i < cache->pins.n; i++) {
-        int32_t n_steps = 0;
-        for (int32_t node = cache->pins.items[i]; node >= 0; node = cache->nodes[node].parent) {
-            REQUIRE(is_node(cache, node) && n_steps++ < first->n_ids, "pin %d leads to block %d", i, node);
+    int64_t n_pinned = 0;
+    for (int32_t pin = 0; pin < cache->pins.n; pin++) {
+        int32_t depth;
+        paged_status status = path_depth(cache, pin, &depth, err);
+        if (status != PAGED_OK) return status;
+        n_pinned += depth + 1;
+        for (int32_t node = cache->pins.items[pin], i = depth; i >= 0;
+             node = cache->nodes[node].parent, i--) {
             for (int32_t g = 0; g < cache->n_groups; g++) {
                 int32_t block = paged__node_block(cache, node, g);
-                REQUIRE(block >= 0 && block < cache->groups[g].n_ids, "node %d names block %d of group %d",
-                        node, block, g);
+                if (!paged__pin_holds(cache, g, depth, i)) continue;
+                REQUIRE(block >= 0 && block < cache->groups[g].n_ids,
+                        "node %d is pinned and has block %d of group %d", node, block, g);
                 cache->groups[g].recount[block].n_refs++;
             }
         }
     }
+    REQUIRE(n_pinned == cache->n_pinned, "%lld nodes pinned, %lld counted", (long long)n_pinned,
+            (long long)cache->n_pinned);
     return PAGED_OK;
 }
 
@@ -37,28 +50,64 @@ static paged_status check_heap(const paged_cache *cache, const paged__heap *heap
         int32_t node = heap->items[i];
         REQUIRE(is_node(cache, node) && cache->nodes[node].heap_pos == i &&
                     (cache->nodes[node].until > 0) == pins,
-                "place %d of the heap of %s holds block %d wrongly", i, pins ? "pins" : "leaves", node);
+                "place %d of the heap of %s holds node %d wrongly", i, pins ? "pins" : "leaves", node);
         REQUIRE(i == 0 || !paged__heap_before(cache, heap, node, heap->items[(i - 1) / 2]),
                 "place %d of the heap of %s is before its parent", i, pins ? "pins" : "leaves");
     }
     return PAGED_OK;
 }
 
+/* The heap of a group's blocks that may go before their nodes: all cached ones. */
+static paged_status check_loose(const paged_cache *cache, int32_t g, paged_error *err) {
+    const paged__group *gr = &cache->groups[g];
+    REQUIRE(gr->loose.n == (gr->config.window ? gr->n_cached : 0),
+            "%d cached blocks of group %d in a heap, not %d", gr->loose.n, g, gr->n_cached);
+    for (int32_t i = 0; i < gr->loose.n; i++) {
+        int32_t block = gr->loose.items[i];
+        REQUIRE(block >= 0 && block < gr->n_ids && gr->blocks[block].state == PAGED__BLOCK_CACHED &&
+                    gr->loose_place[block] == i,
+                "place %d of the heap of group %d holds block %d wrongly", i, g, block);
+        REQUIRE(i == 0 || !paged__heap_before(cache, &gr->loose, block, gr->loose.items[(i - 1) / 2]),
+                "place %d of the heap of group %d is before its parent", i, g);
+    }
+    return PAGED_OK;
+}
+
+/* The blocks of a node: theirs is the node, and they are counted. */
+static paged_status check_node_blocks(const paged_cache *cache, int32_t node, paged_error *err) {
+    const paged__node *n = &cache->nodes[node];
+    int32_t n_blocks = 0, n_held = 0;
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        int32_t id = paged__node_block(cache, node, g);
+        if (id == -1 && cache->groups[g].config.window) continue;
+        REQUIRE(id >= 0 && id < cache->groups[g].n_ids, "node %d names block %d of group %d", node, id, g);
+        const paged__block *block = &cache->groups[g].blocks[id];
+        REQUIRE(block->indexed && block->node == node, "block %d of group %d, indexed: %d, is not of node %d",
+                id, g, block->indexed, node);
+        n_blocks++;
+        n_held += block->refs > 0;
+    }
+    REQUIRE(n->n_blocks == n_blocks && n->n_held == n_held,
+            "node %d has %d blocks, %d of them in use; %d and %d counted", node, n_blocks, n_held,
+            n->n_blocks, n->n_held);
+    REQUIRE(n_blocks > 0 || !paged__node_idle(n), "node %d has no block and no use", node);
+    REQUIRE(n->n_users >= (n->until > 0), "node %d is pinned and has %d users", node, n->n_users);
+    return PAGED_OK;
+}
+
 static paged_status check_node(const paged_cache *cache, int32_t node, paged_error *err) {
     const paged__node *n = &cache->nodes[node];
     const int32_t *tokens = paged__node_tokens(cache, node);
-    int32_t refs = cache->groups[0].blocks[node].refs, n_common;
+    int32_t n_common;
     REQUIRE(n->n_tokens <= cache->block_size && is_parent(cache, n->parent), "node %d: %d tokens, parent %d",
             node, n->n_tokens, n->parent);
-    REQUIRE(n->parent < 0 || refs == 0 || cache->groups[0].blocks[n->parent].refs > 0,
-            "node %d is in use, its parent %d is not", node, n->parent);
-    for (int32_t g = 0; g < cache->n_groups; g++) {
-        int32_t id = paged__node_block(cache, node, g);
-        REQUIRE(id >= 0 && id < cache->groups[g].n_ids, "node %d names block %d of group %d", node, id, g);
-        const paged__block *block = &cache->groups[g].blocks[id];
-        REQUIRE(block->indexed && block->refs == refs,
-                "node %d has %d references, its block %d of group %d has %d, indexed: %d", node, refs,
-                paged__node_block(cache, node, g), g, block->refs, block->indexed);
+    paged_status status = check_node_blocks(cache, node, err);
+    if (status != PAGED_OK) return status;
+    for (int32_t g = 0; g < cache->n_groups && n->parent >= 0; g++) {
+        int32_t own = paged__node_block(cache, node, g), before = paged__node_block(cache, n->parent, g);
+        if (cache->groups[g].config.window) continue;
+        REQUIRE(cache->groups[g].blocks[own].refs == 0 || cache->groups[g].blocks[before].refs > 0,
+                "node %d is in use, its parent %d is not", node, n->parent);
     }
     if (n->n_tokens == cache->block_size) {
         uint64_t hash[2];
@@ -71,75 +120,114 @@ static paged_status check_node(const paged_cache *cache, int32_t node, paged_err
     REQUIRE(is_node(cache, best) && n_common == n->n_tokens &&
                 (best == node || cache->nodes[best].n_tokens > n->n_tokens),
             "the tree of parent %d leads to %d with %d tokens, not to %d", n->parent, best, n_common, node);
-    bool leaf = refs == 0 && n->children < 0;
-    REQUIRE((n->heap_pos >= 0) == (leaf || n->until > 0) && (!n->until || refs > 0),
-            "node %d has place %d in a heap; references %d, children %d, pinned until %llu", node,
-            n->heap_pos, refs, n->children, (unsigned long long)n->until);
+    REQUIRE((n->heap_pos >= 0) == (paged__node_idle(n) || n->until > 0),
+            "node %d has place %d in a heap; %d blocks in use, %d users, children %d, pinned until %llu",
+            node, n->heap_pos, n->n_held, n->n_users, n->children, (unsigned long long)n->until);
     return PAGED_OK;
 }
 
-/* Every full block of a sequence in a namespace is a node, in order; of one without, none. */
+/* Every full block of a sequence in a namespace is a node, in order up from its tip, and what the sequence
+ * has of it is the node's; of one without, none is. */
 static paged_status check_path(const paged_cache *cache, int32_t row, paged_error *err) {
     const paged__seq *seq = &cache->seqs[row];
-    const int32_t *table = paged__seq_table(cache, 0, seq);
-    int32_t parent = -2 - seq->space;
-    for (int32_t i = 0; i < seq->n_entries && seq->space < 0; i++)
-        REQUIRE(!cache->groups[0].blocks[table[i]].indexed, "row %d has no namespace, entry %d is indexed",
-                row, i);
-    for (int32_t i = 0; i < seq->len / cache->block_size && seq->space >= 0; i++) {
-        const int32_t *tokens = seq->tokens + (int64_t)i * cache->block_size;
-        REQUIRE(is_parent(cache, table[i]) && cache->nodes[table[i]].parent == parent,
-                "row %d entry %d: block %d is no node after %d", row, i, table[i], parent);
-        REQUIRE(memcmp(paged__node_tokens(cache, table[i]), tokens,
-                       (size_t)cache->block_size * sizeof *tokens) == 0,
-                "row %d entry %d: the tokens of node %d differ", row, i, table[i]);
-        for (int32_t g = 1; g < cache->n_groups; g++)
-            REQUIRE(paged__node_block(cache, table[i], g) == paged__seq_table(cache, g, seq)[i],
-                    "row %d entry %d: group %d has a block of another node", row, i, g);
-        parent = table[i];
+    for (int32_t i = paged__seq_first(cache, 0, seq); i < seq->n_entries && seq->space < 0; i++) {
+        int32_t block = paged__seq_table(cache, 0, seq)[i];
+        REQUIRE(block < 0 || !cache->groups[0].blocks[block].indexed,
+                "row %d has no namespace, entry %d is indexed", row, i);
     }
+    if (seq->space < 0) {
+        REQUIRE(seq->tip == -1, "row %d has no namespace and stands on node %d", row, seq->tip);
+        return PAGED_OK;
+    }
+    int32_t node = seq->tip;
+    for (int32_t i = seq->len / cache->block_size - 1; i >= 0; i--) {
+        const int32_t *tokens = seq->tokens + (int64_t)i * cache->block_size;
+        REQUIRE(node >= 0 && is_parent(cache, node), "row %d entry %d: %d is no full node", row, i, node);
+        REQUIRE(memcmp(paged__node_tokens(cache, node), tokens, (size_t)cache->block_size * sizeof *tokens) ==
+                    0,
+                "row %d entry %d: the tokens of node %d differ", row, i, node);
+        for (int32_t g = 0; g < cache->n_groups; g++)
+            REQUIRE(i < paged__seq_first(cache, g, seq) ||
+                        paged__node_block(cache, node, g) == paged__seq_table(cache, g, seq)[i],
+                    "row %d entry %d: group %d has a block of another node than %d", row, i, g, node);
+        node = cache->nodes[node].parent;
+    }
+    REQUIRE(node == -2 - seq->space, "row %d: its path begins at %d, not in namespace %d", row, node,
+            seq->space);
     return PAGED_OK;
 }
 
-/* References of the namespaces, the number of hashed nodes, and indexed blocks that no node has. */
-static paged_status check_counts(const paged_cache *cache, paged_error *err) {
-    int64_t n_refs = 0, n_counted = 0, n_nodes = 0, n_placed = 0, n_full = 0, n_hashed = 0, n_indexed = 0,
-            n_firsts = 0;
-    for (int32_t row = 0; row < cache->max_seqs; row++) n_refs += cache->seqs[row].space >= 0;
-    for (int32_t b = 0; b < cache->groups[0].n_ids; b++) {
+/* What is kept as a number about all nodes, recounted. */
+typedef struct counts {
+    int64_t n_nodes, n_placed, n_full, n_firsts, n_blocks, n_users, n_space_refs;
+} counts;
+
+static counts count_nodes(const paged_cache *cache) {
+    counts c = {0};
+    for (int32_t b = 0; b < cache->n_nodes_max; b++) {
         const paged__node *n = &cache->nodes[b];
         if (!n->n_tokens) continue;
-        n_nodes++;
-        n_placed += n->heap_pos >= 0;
-        n_full += n->n_tokens == cache->block_size;
-        n_refs += n->parent < 0;
-        n_firsts += n->parent < 0 && n->n_tokens == cache->block_size;
+        c.n_nodes++;
+        c.n_blocks += n->n_blocks;
+        c.n_users += n->n_users;
+        c.n_placed += n->heap_pos >= 0;
+        c.n_full += n->n_tokens == cache->block_size;
+        c.n_space_refs += n->parent < 0;
+        c.n_firsts += n->parent < 0 && n->n_tokens == cache->block_size;
     }
-    REQUIRE(n_placed == (int64_t)cache->evictable.n + cache->pins.n,
-            "%lld nodes in a heap, %d and %d counted", (long long)n_placed, cache->evictable.n,
+    return c;
+}
+
+static paged_status check_lists(const paged_cache *cache, const counts *c, paged_error *err) {
+    int64_t n_free = 0, n_hashed = 0, n_firsts = 0;
+    for (int32_t i = cache->free_node; i >= 0 && n_free <= cache->n_nodes_max;
+         i = cache->nodes[i].hash_next) {
+        REQUIRE(i < cache->n_nodes_max && cache->nodes[i].n_tokens == 0, "the list of free nodes leads to %d",
+                i);
+        n_free++;
+    }
+    REQUIRE(n_free + c->n_nodes == cache->n_nodes_max, "%lld free nodes and %lld others of %d",
+            (long long)n_free, (long long)c->n_nodes, cache->n_nodes_max);
+    for (size_t i = 0; i < cache->n_buckets; i++) {
+        for (int32_t b = cache->buckets[i]; b >= 0 && n_hashed <= c->n_full; b = cache->nodes[b].hash_next)
+            n_hashed++;
+        n_firsts += cache->first_counts[i];
+    }
+    REQUIRE(n_hashed == c->n_full && n_firsts == c->n_firsts,
+            "%lld full nodes, %lld hashed; %lld first ones, %lld counted", (long long)c->n_full,
+            (long long)n_hashed, (long long)c->n_firsts, (long long)n_firsts);
+    return PAGED_OK;
+}
+
+/* References of nodes and namespaces, and indexed blocks that no node has. */
+static paged_status check_counts(const paged_cache *cache, paged_error *err) {
+    counts c = count_nodes(cache);
+    int64_t n_refs = c.n_space_refs, n_counted = 0, n_indexed = 0, n_tips = 0;
+    for (int32_t row = 0; row < cache->max_seqs; row++) {
+        n_refs += cache->seqs[row].space >= 0;
+        n_tips += cache->seqs[row].tip >= 0;
+    }
+    REQUIRE(c.n_users == n_tips + cache->pins.n, "nodes have %lld users; %lld tips and %d pins",
+            (long long)c.n_users, (long long)n_tips, cache->pins.n);
+    REQUIRE(c.n_placed == (int64_t)cache->evictable.n + cache->pins.n,
+            "%lld nodes in a heap, %d and %d counted", (long long)c.n_placed, cache->evictable.n,
             cache->pins.n);
     for (int32_t i = 0; i < cache->n_spaces_max; i++) n_counted += cache->spaces[i].n_refs;
     REQUIRE(n_refs == n_counted, "namespaces have %lld references, %lld counted", (long long)n_refs,
             (long long)n_counted);
-    for (size_t i = 0; i < cache->n_buckets; i++) {
-        for (int32_t b = cache->buckets[i]; b >= 0 && n_hashed <= n_full; b = cache->nodes[b].hash_next)
-            n_hashed++;
-        n_firsts -= cache->first_counts[i];
-    }
-    REQUIRE(n_hashed == n_full && n_firsts == 0, "%lld full nodes, %lld hashed; first ones off by %lld",
-            (long long)n_full, (long long)n_hashed, (long long)n_firsts);
     for (int32_t g = 0; g < cache->n_groups; g++) {
         for (int32_t b = 0; b < cache->groups[g].n_ids; b++) n_indexed += cache->groups[g].blocks[b].indexed;
     }
-    REQUIRE(n_indexed == n_nodes * cache->n_groups, "%lld nodes, %lld indexed blocks in %d groups",
-            (long long)n_nodes, (long long)n_indexed, cache->n_groups);
-    return PAGED_OK;
+    REQUIRE(n_indexed == c.n_blocks, "nodes have %lld blocks, %lld are indexed", (long long)c.n_blocks,
+            (long long)n_indexed);
+    return check_lists(cache, &c, err);
 }
 
 paged_status paged__check_prefix(const paged_cache *cache, paged_error *err) {
     paged_status status = check_heap(cache, &cache->evictable, false, err);
     if (status == PAGED_OK) status = check_heap(cache, &cache->pins, true, err);
-    for (int32_t b = 0; b < cache->groups[0].n_ids && status == PAGED_OK; b++) {
+    for (int32_t g = 0; g < cache->n_groups && status == PAGED_OK; g++) status = check_loose(cache, g, err);
+    for (int32_t b = 0; b < cache->n_nodes_max && status == PAGED_OK; b++) {
         if (cache->nodes[b].n_tokens) status = check_node(cache, b, err);
     }
     for (int32_t row = 0; row < cache->max_seqs && status == PAGED_OK; row++)

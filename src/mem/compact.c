@@ -18,7 +18,7 @@ typedef struct compaction {
 } compaction;
 
 static bool may_move(const compaction *c, const paged__block *block) {
-    return c->in_use && block->state == PAGED__BLOCK_USED && !block->indexed; /* its node has its name */
+    return block->state == PAGED__BLOCK_CACHED || (block->state == PAGED__BLOCK_USED && c->in_use);
 }
 
 /* All blocks of the extent can go, and there is room for them elsewhere. */

@@ -3,28 +3,53 @@
  * Only leaves without references can be evicted. They lie in a heap, lowest priority first and among equals
  * the one used longest ago; when a node's last child goes, the node takes the place that its own last use
  * gives it. A pin holds a reference to each block of a path, so a pinned path is out of the heap without a
- * further rule; its end lies in a second heap. Everything is O(log n) but pinning, which walks the path. */
+ * further rule; its end lies in a second heap. Everything is O(log n) but pinning, which walks the path.
+ *
+ * A group with a window has a heap of its cached blocks besides: they can go before their node does, and what
+ * fell out of the windows of a long sequence has nothing else to wait for. When such a group needs room, the
+ * older of its oldest block and the first leaf goes; when another one does, leaves go as long as there are
+ * any. */
 #include "mem/mem.h"
 
 enum { TRIM_STEP = 64 }; /* granules that paged_cache_set_clock() gives back at most */
 
 /* ---- heaps ---- */
 
+/* What the order is made of: of a node, or of a block that waits for its end alone. */
+static uint8_t priority_of(const paged_cache *cache, const paged__heap *heap, int32_t id) {
+    if (heap->group >= 0) id = cache->groups[heap->group].blocks[id].node;
+    return cache->nodes[id].priority;
+}
+
+static uint64_t tick_of(const paged_cache *cache, const paged__heap *heap, int32_t id) {
+    return heap->group >= 0 ? cache->groups[heap->group].loose_tick[id] : cache->nodes[id].tick;
+}
+
+/* Across two heaps, none of them that of the pins. */
+static bool is_before(const paged_cache *cache, const paged__heap *x, int32_t a, const paged__heap *y,
+                      int32_t b) {
+    uint8_t of_a = priority_of(cache, x, a), of_b = priority_of(cache, y, b);
+    return of_a != of_b ? of_a < of_b : tick_of(cache, x, a) < tick_of(cache, y, b);
+}
+
 bool paged__heap_before(const paged_cache *cache, const paged__heap *heap, int32_t a, int32_t b) {
-    const paged__node *x = &cache->nodes[a], *y = &cache->nodes[b];
-    if (heap == &cache->pins) return x->until < y->until;
-    return x->priority != y->priority ? x->priority < y->priority : x->tick < y->tick;
+    if (heap == &cache->pins) return cache->nodes[a].until < cache->nodes[b].until;
+    return is_before(cache, heap, a, heap, b);
 }
 
-static void put(paged_cache *cache, const paged__heap *heap, int32_t pos, int32_t node) {
-    heap->items[pos] = node;
-    cache->nodes[node].heap_pos = pos;
+static int32_t *place_of(const paged_cache *cache, const paged__heap *heap, int32_t id) {
+    return heap->group >= 0 ? &cache->groups[heap->group].loose_place[id] : &cache->nodes[id].heap_pos;
 }
 
-/* Moves the node at pos to where its key belongs. */
+static void put(paged_cache *cache, const paged__heap *heap, int32_t pos, int32_t id) {
+    heap->items[pos] = id;
+    *place_of(cache, heap, id) = pos;
+}
+
+/* Moves what is at pos to where its key belongs. */
 static void sift(paged_cache *cache, const paged__heap *heap, int32_t pos) {
-    int32_t node = heap->items[pos];
-    while (pos > 0 && paged__heap_before(cache, heap, node, heap->items[(pos - 1) / 2])) {
+    int32_t id = heap->items[pos];
+    while (pos > 0 && paged__heap_before(cache, heap, id, heap->items[(pos - 1) / 2])) {
         put(cache, heap, pos, heap->items[(pos - 1) / 2]);
         pos = (pos - 1) / 2;
     }
@@ -32,22 +57,22 @@ static void sift(paged_cache *cache, const paged__heap *heap, int32_t pos) {
         if (child + 1 < heap->n &&
             paged__heap_before(cache, heap, heap->items[child + 1], heap->items[child]))
             child++;
-        if (!paged__heap_before(cache, heap, heap->items[child], node)) break;
+        if (!paged__heap_before(cache, heap, heap->items[child], id)) break;
         put(cache, heap, pos, heap->items[child]);
         pos = child;
     }
-    put(cache, heap, pos, node);
+    put(cache, heap, pos, id);
 }
 
-static void heap_add(paged_cache *cache, paged__heap *heap, int32_t node) {
-    put(cache, heap, heap->n, node);
+static void heap_add(paged_cache *cache, paged__heap *heap, int32_t id) {
+    put(cache, heap, heap->n, id);
     sift(cache, heap, heap->n++);
 }
 
-static void heap_remove(paged_cache *cache, paged__heap *heap, int32_t node) {
-    int32_t pos = cache->nodes[node].heap_pos, last = heap->items[--heap->n];
-    cache->nodes[node].heap_pos = -1;
-    if (last == node) return;
+static void heap_remove(paged_cache *cache, paged__heap *heap, int32_t id) {
+    int32_t pos = *place_of(cache, heap, id), last = heap->items[--heap->n];
+    *place_of(cache, heap, id) = -1;
+    if (last == id) return;
     put(cache, heap, pos, last);
     sift(cache, heap, pos);
 }
@@ -57,7 +82,7 @@ static void heap_remove(paged_cache *cache, paged__heap *heap, int32_t node) {
 void paged__node_settle(paged_cache *cache, int32_t node) {
     const paged__node *n = &cache->nodes[node];
     if (n->until) return;
-    bool goes = n->n_tokens > 0 && n->children < 0 && cache->groups[0].blocks[node].refs == 0;
+    bool goes = paged__node_idle(n);
     if (goes && n->heap_pos < 0)
         heap_add(cache, &cache->evictable, node);
     else if (goes)
@@ -66,20 +91,76 @@ void paged__node_settle(paged_cache *cache, int32_t node) {
         heap_remove(cache, &cache->evictable, node);
 }
 
-void paged__node_used(paged_cache *cache, int32_t node) {
+void paged__block_used(paged_cache *cache, int32_t group, int32_t block) {
+    paged__group *gr = &cache->groups[group];
+    int32_t node = gr->blocks[block].node;
+    if (gr->config.window) heap_remove(cache, &gr->loose, block);
+    cache->nodes[node].n_held++;
     paged__node_settle(cache, node);
 }
 
-void paged__node_released(paged_cache *cache, int32_t node) {
+void paged__block_released(paged_cache *cache, int32_t group, int32_t block) {
+    paged__group *gr = &cache->groups[group];
+    int32_t node = gr->blocks[block].node;
+    cache->nodes[node].n_held--;
     cache->nodes[node].tick = ++cache->tick;
+    if (gr->config.window) {
+        gr->loose_tick[block] = cache->tick;
+        heap_add(cache, &gr->loose, block);
+    }
     paged__node_settle(cache, node);
 }
 
-static bool evict_one(paged_cache *cache) {
+void paged__block_forgotten(paged_cache *cache, int32_t group, int32_t block) {
+    if (cache->groups[group].config.window) heap_remove(cache, &cache->groups[group].loose, block);
+}
+
+void paged__block_renamed(paged_cache *cache, int32_t group, int32_t from, int32_t to) {
+    paged__group *gr = &cache->groups[group];
+    int32_t node = gr->blocks[from].node;
+    gr->blocks[to].indexed = true;
+    gr->blocks[to].node = node;
+    gr->blocks[from].indexed = false;
+    cache->node_blocks[(int64_t)node * cache->n_groups + group] = to;
+    if (!gr->config.window) return;
+    gr->loose_tick[to] = gr->loose_tick[from];
+    gr->loose_place[to] = gr->loose_place[from];
+    gr->loose_place[from] = -1;
+    if (gr->loose_place[to] >= 0) gr->loose.items[gr->loose_place[to]] = to;
+}
+
+bool paged__evict_leaf(paged_cache *cache) {
     if (cache->evictable.n == 0) return false;
     cache->n_evicted++;
     paged__prefix_remove(cache, cache->evictable.items[0]);
     return true;
+}
+
+static bool evict_block(paged_cache *cache, int32_t group) {
+    const paged__heap *loose = &cache->groups[group].loose;
+    if (loose->n == 0) return false;
+    cache->n_evicted_blocks++;
+    paged__prefix_drop_block(cache, group, loose->items[0]);
+    return true;
+}
+
+/* The first group that has too few blocks in the extents it owns. */
+static int32_t short_group(const paged_cache *cache, const int32_t *need) {
+    int32_t g = 0;
+    while (g < cache->n_groups - 1 && need[g] <= cache->groups[g].n_free) g++;
+    return g;
+}
+
+/* Evicts for a group that needs room. What other groups hold only helps when it empties an extent. */
+static bool evict_for(paged_cache *cache, int32_t group) {
+    const paged__heap *loose = &cache->groups[group].loose, *leaves = &cache->evictable;
+    if (loose->n > 0 &&
+        (leaves->n == 0 || is_before(cache, loose, loose->items[0], leaves, leaves->items[0])))
+        return evict_block(cache, group);
+    if (paged__evict_leaf(cache)) return true;
+    for (int32_t g = 0; g < cache->n_groups; g++)
+        if (evict_block(cache, g)) return true;
+    return false;
 }
 
 bool paged__room_possible(const paged_cache *cache, const int32_t *need) {
@@ -98,31 +179,48 @@ bool paged__room_possible(const paged_cache *cache, const int32_t *need) {
 
 bool paged__make_room(paged_cache *cache, const int32_t *need) {
     while (!paged__pool_can_take(cache, need)) {
-        if (!evict_one(cache)) return false;
+        if (!evict_for(cache, short_group(cache, need))) return false;
     }
     return true;
 }
 
 void paged__settle_limit(paged_cache *cache) {
-    while (cache->taken_bytes > cache->max_bytes && evict_one(cache)) continue;
+    while (cache->taken_bytes > cache->max_bytes && evict_for(cache, 0)) continue;
 }
 
 void paged_cache_clear(paged_cache *cache) {
-    while (cache && evict_one(cache)) continue;
+    while (cache && evict_for(cache, 0)) continue;
 }
 
 /* ---- pins ---- */
 
-static void unpin(paged_cache *cache, int32_t tip) {
-    heap_remove(cache, &cache->pins, tip);
-    cache->nodes[tip].until = 0;
-    for (int32_t node = tip; node >= 0; node = cache->nodes[node].parent) {
-        for (int32_t g = 0; g < cache->n_groups; g++)
-            PAGED_ASSERT(!paged__block_unref(cache, g, paged__node_block(cache, node, g)));
-    }
+static int32_t depth_of(const paged_cache *cache, int32_t node) {
+    int32_t depth = 0;
+    while ((node = cache->nodes[node].parent) >= 0) depth++;
+    return depth;
 }
 
-static void pin(paged_cache *cache, int32_t tip, uint64_t until) {
+/* Gives back what the pin of a path of depth + 1 nodes holds, from its end up. */
+static void unpin(paged_cache *cache, int32_t tip) {
+    int32_t depth = depth_of(cache, tip), i = depth;
+    heap_remove(cache, &cache->pins, tip);
+    cache->nodes[tip].until = 0;
+    for (int32_t node = tip; node >= 0; node = cache->nodes[node].parent, i--) {
+        for (int32_t g = 0; g < cache->n_groups; g++)
+            if (paged__pin_holds(cache, g, depth, i))
+                PAGED_ASSERT(!paged__block_unref(cache, g, paged__node_block(cache, node, g)));
+    }
+    cache->n_pinned -= depth + 1;
+    paged__node_leave(cache, tip);
+}
+
+/* A node without children may stay alone when it is unpinned, so there must be nodes for all that is pinned.
+ */
+static bool may_pin(const paged_cache *cache, int32_t depth) {
+    return !cache->all_windowed || cache->n_pinned + depth < cache->groups[0].n_ids;
+}
+
+static paged_status pin(paged_cache *cache, int32_t tip, uint64_t until) {
     paged__node *n = &cache->nodes[tip];
     if (n->until && until <= cache->now) {
         unpin(cache, tip);
@@ -130,18 +228,29 @@ static void pin(paged_cache *cache, int32_t tip, uint64_t until) {
         n->until = until;
         sift(cache, &cache->pins, n->heap_pos);
     } else if (until > cache->now) {
-        for (int32_t node = tip; node >= 0; node = cache->nodes[node].parent) {
+        int32_t depth = depth_of(cache, tip), i = depth;
+        if (!may_pin(cache, depth)) return PAGED_ERR_LIMIT;
+        for (int32_t node = tip; node >= 0; node = cache->nodes[node].parent, i--) {
             for (int32_t g = 0; g < cache->n_groups; g++)
-                paged__block_ref(cache, g, paged__node_block(cache, node, g));
+                if (paged__pin_holds(cache, g, depth, i))
+                    paged__block_ref(cache, g, paged__node_block(cache, node, g));
         }
+        cache->n_pinned += depth + 1;
+        paged__node_enter(cache, tip);
         n->until = until;
         heap_add(cache, &cache->pins, tip);
     }
+    return PAGED_OK;
 }
 
 static void set_priority(paged_cache *cache, int32_t node, int32_t priority) {
     cache->nodes[node].priority = (uint8_t)priority;
     paged__node_settle(cache, node);
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        int32_t block = paged__node_block(cache, node, g);
+        if (cache->groups[g].config.window && block >= 0 && cache->groups[g].blocks[block].refs == 0)
+            sift(cache, &cache->groups[g].loose, cache->groups[g].loose_place[block]);
+    }
 }
 
 paged_status paged_prefix_keep(paged_cache *cache, const paged_namespace *names, const int32_t *tokens,
@@ -149,30 +258,33 @@ paged_status paged_prefix_keep(paged_cache *cache, const paged_namespace *names,
     if (!cache || n_tokens < 0 || (n_tokens > 0 && !tokens) || priority < 0 || priority > UINT8_MAX ||
         !n_kept)
         return PAGED_ERR_INVALID_ARG;
-    int32_t space, n_common, pos = 0, child;
+    int32_t space, n_common;
     paged_status status = paged__space_open(cache, names, &space);
     if (status != PAGED_OK) return status;
-    int32_t tip = -2 - space;
-    while (pos + cache->block_size <= n_tokens) {
+    paged__walk walk = paged__walk_start(cache, space);
+    int32_t tip = -1, n_tip = 0; /* the last node that a match would get to */
+    for (;;) {
+        int32_t rest = n_tokens - walk.n_full * cache->block_size, child = -1;
+        const int32_t *at = tokens + (n_tokens - rest);
         uint64_t hash[2];
-        child = paged__prefix_find(cache, tip, tokens + pos, hash);
+        n_common = cache->block_size;
+        if (rest >= cache->block_size) child = paged__prefix_find(cache, walk.node, at, hash);
+        if (child < 0)
+            child = paged__prefix_best(cache, walk.node, at, PAGED_MIN(rest, cache->block_size), &n_common);
         if (child < 0) break;
         set_priority(cache, child, priority);
-        tip = child;
-        pos += cache->block_size;
+        paged__walk_add(cache, &walk, child);
+        if (paged__walk_covers(cache, &walk, (walk.n_full - 1) * cache->block_size + 1)) {
+            tip = child;
+            n_tip = (walk.n_full - 1) * cache->block_size + n_common;
+        }
+        if (n_common < cache->block_size) break;
     }
-    child =
-        paged__prefix_best(cache, tip, tokens + pos, PAGED_MIN(n_tokens - pos, cache->block_size), &n_common);
-    if (child >= 0) {
-        set_priority(cache, child, priority);
-        tip = child;
-        pos += n_common;
-    }
-    if (tip >= 0) pin(cache, tip, until);
+    if (tip >= 0) status = pin(cache, tip, until);
     paged__settle_limit(cache); /* an earlier pin may have ended */
     paged__space_unref(cache, space);
-    *n_kept = pos;
-    return PAGED_OK;
+    if (status == PAGED_OK) *n_kept = n_tip;
+    return status;
 }
 
 void paged_cache_set_clock(paged_cache *cache, uint64_t now) {

@@ -6,11 +6,38 @@
 
 /* What was found. */
 typedef struct finding {
-    int32_t n_full;   /* nodes, written to the table of group 0 */
-    int32_t tail;     /* node with the longest common piece after them; -1: none */
-    int32_t n_common; /* tokens of it */
+    paged__walk shared; /* whole blocks, up to where all groups have what the next token sees */
+    paged__walk reach;  /* as far as the tokens agree; where the tail hangs */
+    int32_t tail;       /* node with the longest common piece after that; -1: none, or it is of no use */
+    int32_t n_common;   /* tokens of it */
     paged_miss why;
 } finding;
+
+/* ---- a walk down the index ---- */
+
+paged__walk paged__walk_start(const paged_cache *cache, int32_t space) {
+    (void)cache;
+    return (paged__walk){.node = -2 - space};
+}
+
+void paged__walk_add(const paged_cache *cache, paged__walk *walk, int32_t node) {
+    walk->node = node;
+    walk->n_full++;
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        if (!cache->groups[g].config.window) continue;
+        walk->runs[g] = paged__node_block(cache, node, g) >= 0 ? walk->runs[g] + 1 : 0;
+    }
+}
+
+bool paged__walk_covers(const paged_cache *cache, const paged__walk *walk, int32_t pos) {
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        if (!cache->groups[g].config.window) continue;
+        if (walk->n_full - paged__window_first(cache, g, pos) > walk->runs[g]) return false;
+    }
+    return true;
+}
+
+/* ---- what there is ---- */
 
 /* Why nothing more than n_found tokens was found. The first block of what is missing has that hash, unless
  * the prompt ends in it. */
@@ -26,26 +53,66 @@ static paged_miss why_missed(const paged_cache *cache, const int32_t *tokens, in
     return PAGED_MISS_NO_MATCH;
 }
 
-static finding look_up(const paged_cache *cache, const paged__seq *seq, int32_t space, const int32_t *tokens,
-                       int32_t n_tokens) {
-    finding f = {.tail = -1};
-    int32_t *table = paged__seq_table(cache, 0, seq), parent = -2 - space, pos = 0, limit = n_tokens - 1;
+static finding look_up(const paged_cache *cache, int32_t space, const int32_t *tokens, int32_t n_tokens) {
+    const paged__walk start = paged__walk_start(cache, space);
+    finding f = {.shared = start, .reach = start, .tail = -1};
+    int32_t pos = 0, limit = n_tokens - 1; /* the last token is always computed */
     uint64_t hash[2];
-    bool missed = false;
+    bool missed = false, incomplete = false;
     while (pos + cache->block_size <= n_tokens && !missed) {
-        int32_t node = paged__prefix_find(cache, parent, tokens + pos, hash);
+        int32_t node = paged__prefix_find(cache, f.reach.node, tokens + pos, hash);
         missed = node < 0;
-        if (missed || pos + cache->block_size > limit) break; /* the last token is always computed */
-        table[f.n_full++] = parent = node;
+        if (missed || pos + cache->block_size > limit) break;
+        paged__walk_add(cache, &f.reach, node);
         pos += cache->block_size;
+        if (paged__walk_covers(cache, &f.reach, pos)) f.shared = f.reach;
     }
     if (pos < limit)
-        f.tail = paged__prefix_best(cache, parent, tokens + pos, PAGED_MIN(limit - pos, cache->block_size),
-                                    &f.n_common);
+        f.tail = paged__prefix_best(cache, f.reach.node, tokens + pos,
+                                    PAGED_MIN(limit - pos, cache->block_size), &f.n_common);
+    if (f.tail >= 0) {
+        paged__walk with_tail = f.reach;
+        paged__walk_add(cache, &with_tail, f.tail);
+        incomplete = !paged__walk_covers(cache, &with_tail, pos + f.n_common);
+        if (incomplete) f.tail = -1;
+    }
+    if (f.tail < 0) f.n_common = 0;
     f.why = why_missed(cache, tokens, n_tokens, pos + f.n_common, missed ? hash : NULL);
+    /* The index knows more of the tokens, but a window there is not complete any more. */
+    if (incomplete || (f.tail < 0 && f.shared.n_full < f.reach.n_full)) f.why = PAGED_MISS_EVICTED;
     return f;
 }
 
+/* ---- taking it ---- */
+
+/* References to the blocks of a walk that the token at position pos sees, entered into the sequence's tables;
+ * the sequence stands on its end. */
+static void share(paged_cache *cache, paged__seq *seq, const paged__walk *walk, int32_t pos) {
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        int32_t *table = paged__seq_table(cache, g, seq), node = walk->node;
+        int32_t first = paged__window_first(cache, g, pos);
+        for (int32_t i = walk->n_full - 1; i >= first; i--, node = cache->nodes[node].parent) {
+            table[i] = paged__node_block(cache, node, g);
+            paged__block_ref(cache, g, table[i]);
+        }
+    }
+    seq->tip = walk->node;
+    paged__node_enter(cache, walk->node);
+}
+
+static void unshare(paged_cache *cache, paged__seq *seq, const paged__walk *walk, int32_t pos) {
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        int32_t *table = paged__seq_table(cache, g, seq), first = paged__window_first(cache, g, pos);
+        for (int32_t i = walk->n_full - 1; i >= first; i--) {
+            PAGED_ASSERT(!paged__block_unref(cache, g, table[i]));
+            table[i] = -1;
+        }
+    }
+    seq->tip = -1;
+    paged__node_leave(cache, walk->node);
+}
+
+/* So that the tail is not what is evicted for its copy. */
 static void hold(paged_cache *cache, int32_t node) {
     for (int32_t g = 0; g < cache->n_groups; g++)
         paged__block_ref(cache, g, paged__node_block(cache, node, g));
@@ -85,39 +152,35 @@ static paged_status copy_tail(paged_cache *cache, const paged__seq *seq, int32_t
 }
 
 /* References to everything that was found, and the copy. Without a block for the copy the match ends before
- * it.
- */
-static paged_status take(paged_cache *cache, const paged__seq *seq, finding *f) {
-    const int32_t *table = paged__seq_table(cache, 0, seq);
+ * it. */
+static paged_status take(paged_cache *cache, paged__seq *seq, finding *f) {
     int32_t need[PAGED_GROUPS_MAX];
     paged_status status = PAGED_OK;
-    for (int32_t i = 0; i < f->n_full; i++) hold(cache, table[i]);
     if (f->tail >= 0) {
+        int32_t pos = f->reach.n_full * cache->block_size + f->n_common;
+        share(cache, seq, &f->reach, pos);
+        hold(cache, f->tail);
         for (int32_t g = 0; g < cache->n_groups; g++) need[g] = 1;
-        hold(cache, f->tail); /* so that it is not what is evicted for its copy */
-        if (paged__room_possible(cache, need) && paged__make_room(cache, need)) {
-            status = copy_tail(cache, seq, f->n_full, f->tail);
-            let_go(cache, f->tail);
-        } else {
-            let_go(cache, f->tail);
-            f->tail = -1;
-            f->n_common = 0;
-            f->why = PAGED_MISS_NO_BLOCK;
+        bool room = paged__room_possible(cache, need) && paged__make_room(cache, need);
+        if (room) status = copy_tail(cache, seq, f->reach.n_full, f->tail);
+        let_go(cache, f->tail);
+        if (room && status == PAGED_OK) {
+            f->shared = f->reach;
+            return PAGED_OK;
         }
+        unshare(cache, seq, &f->reach, pos);
+        if (status != PAGED_OK) return status;
+        f->n_common = 0;
+        f->why = PAGED_MISS_NO_BLOCK;
     }
-    for (int32_t i = f->n_full - 1; i >= 0 && status != PAGED_OK; i--) let_go(cache, table[i]);
-    return status;
+    share(cache, seq, &f->shared, f->shared.n_full * cache->block_size);
+    return PAGED_OK;
 }
 
 /* What was taken becomes part of the sequence. Cannot fail. */
 static void commit(paged_cache *cache, paged__seq *seq, const finding *f, const int32_t *tokens) {
-    for (int32_t g = 1; g < cache->n_groups; g++) {
-        for (int32_t i = 0; i < f->n_full; i++)
-            paged__seq_table(cache, g, seq)[i] =
-                paged__node_block(cache, paged__seq_table(cache, 0, seq)[i], g);
-    }
-    seq->len = f->n_full * cache->block_size + f->n_common;
-    seq->n_entries = f->n_full + (f->n_common > 0);
+    seq->len = f->shared.n_full * cache->block_size + f->n_common;
+    seq->n_entries = f->shared.n_full + (f->n_common > 0);
     if (seq->len) memcpy(seq->tokens, tokens, (size_t)seq->len * sizeof *tokens);
     cache->n_tokens += seq->len;
 }
@@ -132,11 +195,9 @@ paged_status paged_seq_match(paged_cache *cache, paged_seq handle, const paged_n
     int32_t space;
     paged_status status = paged__space_open(cache, names, &space);
     if (status != PAGED_OK) return status;
-    finding f = look_up(cache, seq, space, tokens, n_tokens);
+    finding f = look_up(cache, space, tokens, n_tokens);
     status = take(cache, seq, &f);
     if (status != PAGED_OK) {
-        int32_t *table = paged__seq_table(cache, 0, seq);
-        for (int32_t i = 0; i < f.n_full; i++) table[i] = -1;
         paged__settle_limit(cache);
         paged__space_unref(cache, space);
         return status;

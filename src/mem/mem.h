@@ -20,23 +20,30 @@
  * nobody otherwise, so every byte of the pool is within reach of every group; only blocks that lie whole in
  * the extent are used. See paged__extent_bytes().
  *
- *   nodes[b]      index entry of block b of group 0 and the blocks of the other groups at the same place
+ *   nodes[i]      index entry: tokens, the node before, and node_blocks[i * n_groups + g]: the block of each
+ *                 group at this place; -1: the group has a window and gave it up. blocks[b].node leads back
  *   space ─ children ─> node ⇄ node            the children of a parent, a tree ordered by their tokens
  *                         └─ children ─> …     the block after it; only full nodes have children
  *   buckets       hash of all tokens up to the end of a full node ─> node ─> hash_next …
- *   evictable     heap of the leaves without references, the least wanted on top; pins: heap by end
+ *   evictable     heap of the leaves that nobody uses, the least wanted on top; pins: heap by end
+ *   group.loose   heap of the cached blocks of a group with a window; they may go before their node
  *
  * Invariants (check.c, check_prefix.c prove them):
  *  - a block is free (refs 0, exactly once on its extent's list or fresh), cached (refs 0, indexed) or in use
  *    (refs = table entries and pins that name it);
- *  - every full block of a sequence with a namespace is a node whose parent is the block before it, so a node
- *    in use has parents in use, and what has no references can be evicted, leaf by leaf;
+ *  - every full block of a sequence with a namespace is a node whose parent is the block before it, the last
+ *    of them is seq->tip, and what the sequence has of a node's blocks are the node's own; so a node in use
+ *    (a tip, pinned, or with a block in use) has parents in use, and what has no references can be evicted:
+ *    blocks of groups without a window leaf by leaf, those of groups with one at any time;
+ *  - a node has its blocks of all groups without a window, and at least one block if nobody uses it or what
+ *    comes after it;
  *  - a node's tokens never change; a partly filled block that is indexed is copied before it is written;
- *  - no two children of a parent have the same tokens; the blocks of a node have equal references;
+ *  - no two children of a parent have the same tokens;
  *  - an extent has an owner <=> it has blocks in use or cached; it is on one of its owner's partial lists,
  *    that of its fullness, <=> it has free ones besides;
  *  - a row has ceil((len + reserved) / block_size) entries, the same number in all groups, and -1 behind
- *    them;
+ *    them. In a group with a window the first paged__seq_first() of them are -1 too: they are out of the
+ *    window of the token at position len;
  *  - blocks that hold only reserved slots have one reference; of the sequences that share a partly committed
  *    block at most one holds a reservation in it (the one that reserved before it was forked), and nobody
  *    else sees the slots it may write;
@@ -72,9 +79,12 @@ typedef enum paged__block_state {
 
 typedef struct paged__block {
     int32_t refs;
-    int32_t next_free; /* on the free list of its extent; -1: last */
-    uint8_t state;     /* paged__block_state */
-    bool indexed;      /* belongs to a node */
+    union {
+        int32_t next_free; /* free: on the list of its extent; -1: last */
+        int32_t node;      /* indexed: that it belongs to */
+    };
+    uint8_t state; /* paged__block_state */
+    bool indexed;  /* belongs to a node */
 } paged__block;
 
 typedef struct paged__extent {
@@ -100,9 +110,16 @@ typedef struct paged__recount {
     int32_t n_writers; /* sequences with a reservation in it */
 } paged__recount;
 
+typedef struct paged__heap {
+    int32_t *items; /* [n] nodes, or blocks of a group; the parent of i is (i - 1) / 2 */
+    int32_t n;
+    int32_t group; /* whose blocks; -1: nodes */
+} paged__heap;
+
 typedef struct paged__group {
     paged_group_config config;
-    size_t block_bytes, k_bytes, v_bytes; /* k, v: of one layer of a block */
+    size_t block_bytes;
+    size_t k_bytes, v_bytes, scale_bytes; /* of one layer of a block; scale: of K, and as many of V */
     int32_t n_ids;                        /* ids lie in [0, n_ids) */
     int32_t n_used, n_cached, n_free;     /* blocks of the extents it owns */
     int32_t partial[PAGED__FULLNESS];     /* first extent with n_taken >> fullness_shift = index; -1: none */
@@ -111,6 +128,10 @@ typedef struct paged__group {
     paged__block *blocks;    /* [n_ids] */
     paged__recount *recount; /* [n_ids] */
     int32_t *tables;         /* [max_seqs, table_stride], [max_blocks] of a row count */
+    /* groups with a window, else NULL */
+    paged__heap loose;    /* cached blocks, the least wanted on top */
+    int32_t *loose_place; /* [n_ids] place in it; -1: not there */
+    uint64_t *loose_tick; /* [n_ids] of the last use, while cached */
 } paged__group;
 
 typedef struct paged__node {
@@ -118,10 +139,13 @@ typedef struct paged__node {
     uint64_t tick;       /* of the last use */
     uint64_t until;      /* end of the pin; 0: none */
     int32_t parent;      /* node; -2 - s: first block in namespace s */
-    int32_t n_tokens;    /* block_size: full; less: a sealed tail; 0: the block is not indexed */
+    int32_t n_tokens;    /* block_size: full; less: a sealed tail; 0: the node is free */
     int32_t children;    /* root of their tree; -1: a leaf */
     int32_t left, right; /* among its siblings; -1: none */
-    int32_t hash_next;   /* in its bucket; -1: last */
+    int32_t hash_next;   /* in its bucket, or on the list of free nodes; -1: last */
+    int32_t n_blocks;    /* that it has */
+    int32_t n_held;      /* of them, those with references */
+    int32_t n_users;     /* sequences whose tip it is, and a pin */
     int32_t heap_pos;    /* in cache->pins if it is pinned, else in cache->evictable; -1: in none */
     uint8_t priority;
 } paged__node;
@@ -136,16 +160,12 @@ typedef struct paged__space {
     int32_t children; /* as of a node */
 } paged__space;
 
-typedef struct paged__heap {
-    int32_t *items; /* [n] nodes; the parent of i is (i - 1) / 2 */
-    int32_t n;
-} paged__heap;
-
 typedef struct paged__seq {
     uint64_t tag; /* salt of the cache + generation, 44 bits */
     bool live;
     int32_t len, reserved, n_entries;
     int32_t space;     /* namespace; -1: shares nothing */
+    int32_t tip;       /* node of the last full committed block; -2 - space: none is full; -1: no namespace */
     int32_t next_free; /* row; -1: last */
     int32_t *tokens;   /* [max_seq_tokens], [len] of them committed; a row of cache->tokens, for good */
 } paged__seq;
@@ -174,10 +194,13 @@ struct paged_cache {
     int32_t *tokens;                    /* [max_seqs, token_stride] memory of the system once it is touched */
     int64_t table_stride, token_stride; /* entries of a row */
     uint64_t n_allocs, n_frees, n_copies, n_refused;
-    /* prefix.c, lru.c: one node a block of group 0 */
-    paged__node *nodes;     /* [groups[0].n_ids] */
-    int32_t *node_tokens;   /* [n_ids, block_size] */
-    int32_t *node_blocks;   /* [n_ids, n_groups]; NULL with one group */
+    /* prefix.c, lru.c */
+    paged__node *nodes;   /* [n_nodes_max] */
+    int32_t *node_tokens; /* [n_nodes_max, block_size] */
+    int32_t *node_blocks; /* [n_nodes_max, n_groups] -1: the group has given it up */
+    int32_t n_nodes_max, free_node;
+    bool all_windowed;      /* no group keeps a whole sequence */
+    int64_t n_pinned;       /* nodes of pinned paths, shared ones once a pin */
     int32_t *buckets;       /* [n_buckets] a power of two */
     uint32_t *evicted_tags; /* [n_buckets] hash of the full node that was evicted last from this bucket */
     uint32_t *first_counts; /* [n_buckets] full first nodes of any namespace, by their tokens */
@@ -188,6 +211,7 @@ struct paged_cache {
     paged_event_fn event;
     void *event_user;
     uint64_t n_queries, n_query_tokens, n_hit_tokens, n_stored, n_evicted, n_misses[PAGED_MISS_KINDS];
+    uint64_t n_evicted_blocks; /* of groups with a window, before their node */
     /* space.c */
     paged__space *spaces;   /* [n_spaces_max] */
     int32_t *space_buckets; /* [n_spaces_max] a power of two */
@@ -214,6 +238,26 @@ size_t paged__extent_bytes(const paged__shapes *shapes, size_t pool_bytes);
 
 /* Extents for n_blocks blocks of each group, wherever they lie. */
 size_t paged__extents_needed(const paged__shapes *shapes, size_t extent_bytes, size_t n_blocks);
+
+/* ---- what several parts ask ---- */
+
+static inline int32_t paged__node_block(const paged_cache *cache, int32_t node, int32_t group) {
+    return cache->node_blocks[(int64_t)node * cache->n_groups + group];
+}
+static inline const int32_t *paged__node_tokens(const paged_cache *cache, int32_t node) {
+    return cache->node_tokens + (int64_t)node * cache->block_size;
+}
+
+/* First entry that the token at position len needs of a group: 0 without a window. */
+static inline int32_t paged__window_first(const paged_cache *cache, int32_t group, int32_t len) {
+    int32_t window = cache->groups[group].config.window;
+    return window > 0 ? PAGED_MAX(len - window + 1, 0) / cache->block_size : 0;
+}
+
+/* Entries of a group at the beginning of a row that are out of the window. */
+static inline int32_t paged__seq_first(const paged_cache *cache, int32_t group, const paged__seq *seq) {
+    return paged__window_first(cache, group, seq->len);
+}
 
 /* ---- pool.c ---- */
 
@@ -266,6 +310,10 @@ void paged__seqs_init(paged_cache *cache);
 paged__seq *paged__seq_find(const paged_cache *cache, paged_seq handle);                   /* NULL: stale */
 int32_t *paged__seq_table(const paged_cache *cache, int32_t group, const paged__seq *seq); /* [max_blocks] */
 
+/* Somebody else has the block of this entry, or the index, in one group at least: a window may have made
+ * others let go of it in the rest. */
+bool paged__seq_shares(const paged_cache *cache, const paged__seq *seq, int32_t idx);
+
 /* ---- space.c ---- */
 
 /* Finds or makes a namespace and takes a reference. Errors: INVALID_ARG, NO_MEMORY. */
@@ -275,13 +323,31 @@ void paged__spaces_free(paged_cache *cache);
 
 /* ---- lru.c ---- */
 
-/* The reference count of a node went from or to 0; called with the block of group 0. */
-void paged__node_used(paged_cache *cache, int32_t node);
-void paged__node_released(paged_cache *cache, int32_t node);
+/* The references of an indexed block went from or to 0. */
+void paged__block_used(paged_cache *cache, int32_t group, int32_t block);
+void paged__block_released(paged_cache *cache, int32_t group, int32_t block);
 
-/* After a change of children or key: puts an unpinned node into its place among the evictable ones, or out.
- * */
+/* A cached block is about to leave its node. */
+void paged__block_forgotten(paged_cache *cache, int32_t group, int32_t block);
+
+/* The content of an indexed block lies in `to` from now on: node and heap follow. */
+void paged__block_renamed(paged_cache *cache, int32_t group, int32_t from, int32_t to);
+
+/* A sequence takes this node for its tip, or leaves it; nothing happens where there is none (negative). */
+void paged__node_enter(paged_cache *cache, int32_t node);
+void paged__node_leave(paged_cache *cache, int32_t node);
+
+/* After a change of children, users or key: puts an unpinned node into its place among the evictable ones, or
+ * out. One that is of no use to anybody any more is removed, with the parents that it leaves so. */
 void paged__node_settle(paged_cache *cache, int32_t node);
+
+/* Evicts the leaf that is wanted least; false: there is none. */
+bool paged__evict_leaf(paged_cache *cache);
+
+/* A node that may be removed at once: nobody uses it, nothing comes after it. */
+static inline bool paged__node_idle(const paged__node *n) {
+    return n->n_tokens > 0 && n->children < 0 && n->n_users == 0 && n->n_held == 0;
+}
 
 /* True if evicting all that can be evicted would make room for so many blocks. Exact with one group; with
  * several it may say yes too often, since extents go from group to group as wholes only. */
@@ -294,7 +360,13 @@ bool paged__make_room(paged_cache *cache, const int32_t *need /* [n_groups] */);
  * blocks cached. */
 void paged__settle_limit(paged_cache *cache);
 
-/* Which of two nodes of a heap comes first. */
+/* A pin of a path of depth + 1 nodes holds the block of node number i: all that a match needs that ends in
+ * the last one. */
+static inline bool paged__pin_holds(const paged_cache *cache, int32_t group, int32_t depth, int32_t i) {
+    return i >= paged__window_first(cache, group, depth * cache->block_size + 1);
+}
+
+/* Which of two nodes or blocks of a heap comes first. */
 bool paged__heap_before(const paged_cache *cache, const paged__heap *heap, int32_t a, int32_t b);
 
 /* ---- prefix.c ---- */
@@ -307,6 +379,9 @@ void paged__prefix_init(paged_cache *cache);
 int32_t paged__prefix_best(const paged_cache *cache, int32_t parent, const int32_t *tokens, int32_t n_tokens,
                            int32_t *n_common);
 
+/* Nodes for a cache of these groups: as many as can be of use at once. */
+size_t paged__prefix_nodes_max(const paged_cache *cache);
+
 /* The node of a full block of these tokens after parent; -1: none. Its hash in any case. */
 int32_t paged__prefix_find(const paged_cache *cache, int32_t parent, const int32_t *tokens, uint64_t hash[2]);
 
@@ -317,21 +392,32 @@ void paged__prefix_commit(paged_cache *cache, paged__seq *seq, int32_t first_len
 /* Indexes the partly filled last block of a sequence that is about to leave. */
 void paged__prefix_seal(paged_cache *cache, const paged__seq *seq);
 
-/* Takes a leaf without references and pins out of the index and frees its blocks. */
+/* Takes an idle node out of the index and frees its blocks. */
 void paged__prefix_remove(paged_cache *cache, int32_t node);
+
+/* Frees the cached block of a group with a window; its node stays, unless it is of no use without. */
+void paged__prefix_drop_block(paged_cache *cache, int32_t group, int32_t block);
 
 /* Bucket of the first block's tokens in first_counts. */
 size_t paged__prefix_first(const paged_cache *cache, const int32_t *tokens);
 
-static inline int32_t paged__node_block(const paged_cache *cache, int32_t node, int32_t group) {
-    return group == 0 ? node : cache->node_blocks[(int64_t)node * cache->n_groups + group];
-}
-static inline const int32_t *paged__node_tokens(const paged_cache *cache, int32_t node) {
-    return cache->node_tokens + (int64_t)node * cache->block_size;
-}
-
 /* For tests: keeps only these bits of a hash, so that collisions are certain. Before the first match. */
 void paged__cache_cut_hash(paged_cache *cache, uint64_t mask);
+
+/* ---- match.c ---- */
+
+/* A walk down the index along the tokens of a prompt. */
+typedef struct paged__walk {
+    int32_t node;                   /* where it is; -2 - space: at the start */
+    int32_t n_full;                 /* nodes so far */
+    int32_t runs[PAGED_GROUPS_MAX]; /* of groups with a window: nodes in a row up to here that have a block */
+} paged__walk;
+
+paged__walk paged__walk_start(const paged_cache *cache, int32_t space);
+void paged__walk_add(const paged_cache *cache, paged__walk *walk, int32_t node);
+
+/* All groups have what the token at position pos sees of the nodes so far. */
+bool paged__walk_covers(const paged_cache *cache, const paged__walk *walk, int32_t pos);
 
 /* ---- check_prefix.c ---- */
 

@@ -346,7 +346,7 @@ void paged__block_ref(paged_cache *cache, int32_t group, int32_t block) {
     PAGED_ASSERT(b->state != PAGED__BLOCK_FREE);
     if (b->refs++ > 0) return;
     set_state(cache, group, block, PAGED__BLOCK_USED);
-    if (group == 0) paged__node_used(cache, block);
+    if (b->indexed) paged__block_used(cache, group, block);
 }
 
 bool paged__block_unref(paged_cache *cache, int32_t group, int32_t block) {
@@ -355,7 +355,7 @@ bool paged__block_unref(paged_cache *cache, int32_t group, int32_t block) {
     if (--b->refs > 0) return false;
     if (b->indexed) {
         set_state(cache, group, block, PAGED__BLOCK_CACHED);
-        if (group == 0) paged__node_released(cache, block);
+        paged__block_released(cache, group, block);
         return false;
     }
     give_block(cache, group, block);
@@ -374,7 +374,7 @@ void paged__block_move(paged_cache *cache, int32_t group, int32_t from, int32_t 
     if (source->state == PAGED__BLOCK_CACHED) set_state(cache, group, to, PAGED__BLOCK_CACHED);
     target->refs = source->refs;
     source->refs = 0;
-    PAGED_ASSERT(!source->indexed);
+    if (source->indexed) paged__block_renamed(cache, group, from, to);
     give_block(cache, group, from);
 }
 

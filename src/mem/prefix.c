@@ -6,12 +6,29 @@
  * tokens (a treap: link by tokens, heap by a hash of the id), in which the child that agrees longest with
  * given tokens lies on the way to them.
  *
- * Nothing here allocates: node b belongs to block b of group 0, and everything is there from the start. */
+ * A group with a window may give its block of a node up and the node stays; the next sequence that computes
+ * the same tokens puts its own block there.
+ *
+ * Nothing here allocates: there are as many nodes as can be of use, from the start. */
 #include "mem/hash.h"
 #include "mem/mem.h"
 
+size_t paged__prefix_nodes_max(const paged_cache *cache) {
+    size_t n_most = 0;
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        /* No node without a block of such a group. */
+        if (!cache->groups[g].config.window) return (size_t)cache->groups[g].n_ids;
+        n_most = PAGED_MAX(n_most, (size_t)cache->groups[g].n_ids);
+    }
+    /* What sequences stand on, what pins hold, and as much again of what is only cached. */
+    return (size_t)cache->max_seqs * (size_t)cache->max_blocks + 2 * n_most;
+}
+
 void paged__prefix_init(paged_cache *cache) {
     for (size_t i = 0; i < cache->n_buckets; i++) cache->buckets[i] = -1;
+    for (int32_t i = 0; i < cache->n_nodes_max; i++)
+        cache->nodes[i].hash_next = i + 1 < cache->n_nodes_max ? i + 1 : -1;
+    cache->free_node = 0;
     cache->hash_mask = UINT64_MAX;
     cache->free_space = -1;
 }
@@ -139,63 +156,64 @@ int32_t paged__prefix_best(const paged_cache *cache, int32_t parent, const int32
 
 /* ---- in and out ---- */
 
+static int32_t *block_of(const paged_cache *cache, int32_t node, int32_t group) {
+    return &cache->node_blocks[(int64_t)node * cache->n_groups + group];
+}
+
 static void tell(const paged_cache *cache, paged_event_kind kind, int32_t node) {
     const paged__node *n = &cache->nodes[node];
     if (!cache->event) return;
     paged_event event = {.kind = kind,
-                         .block = node,
+                         .entry = node,
                          .parent = PAGED_MAX(n->parent, -1),
                          .n_tokens = n->n_tokens,
                          .tokens = paged__node_tokens(cache, node)};
     if (n->parent < 0) memcpy(event.namespace_hash, hash_of(cache, n->parent), sizeof event.namespace_hash);
+    for (int32_t g = 0; g < cache->n_groups; g++)
+        event.groups |= (uint32_t)(*block_of(cache, node, g) >= 0) << g;
     cache->event(cache->event_user, &event);
 }
 
-/* A sealed tail that the new tokens go beyond says nothing any more. */
-static void drop_superseded(paged_cache *cache, int32_t parent, const int32_t *tokens, int32_t n_tokens) {
-    int32_t n_common, node = paged__prefix_best(cache, parent, tokens, n_tokens, &n_common);
-    if (node >= 0 && n_common == cache->nodes[node].n_tokens && cache->groups[0].blocks[node].refs == 0)
-        paged__prefix_remove(cache, node);
+/* A block in use becomes the node's. */
+static void give_to(paged_cache *cache, int32_t node, int32_t group, int32_t block) {
+    paged__block *b = &cache->groups[group].blocks[block];
+    PAGED_ASSERT(!b->indexed && b->refs > 0);
+    b->indexed = true;
+    b->node = node;
+    *block_of(cache, node, group) = block;
+    cache->nodes[node].n_blocks++;
+    cache->nodes[node].n_held++;
 }
 
-/* hash: of a full block, else NULL. The block of each group is entry idx of the sequence, in use. */
-static void insert(paged_cache *cache, const paged__seq *seq, int32_t idx, int32_t parent, int32_t n_tokens,
-                   const uint64_t *hash) {
-    const int32_t *tokens = seq->tokens + (int64_t)idx * cache->block_size;
-    int32_t node = paged__seq_table(cache, 0, seq)[idx];
-    drop_superseded(cache, parent, tokens, n_tokens);
-    paged__node *n = &cache->nodes[node];
-    *n = (paged__node){.parent = parent,
-                       .n_tokens = n_tokens,
-                       .children = -1,
-                       .left = -1,
-                       .right = -1,
-                       .hash_next = -1,
-                       .heap_pos = -1};
-    memcpy(cache->node_tokens + (int64_t)node * cache->block_size, tokens, (size_t)n_tokens * sizeof *tokens);
-    for (int32_t g = 0; g < cache->n_groups; g++) {
-        int32_t block = paged__seq_table(cache, g, seq)[idx];
-        if (cache->node_blocks) cache->node_blocks[(int64_t)node * cache->n_groups + g] = block;
-        PAGED_ASSERT(!cache->groups[g].blocks[block].indexed);
-        cache->groups[g].blocks[block].indexed = true;
-    }
-    tree_insert(cache, children_of(cache, parent), node);
-    if (parent < 0) cache->spaces[-2 - parent].n_refs++;
-    if (hash) {
-        n->hash[0] = hash[0];
-        n->hash[1] = hash[1];
-        n->hash_next = cache->buckets[bucket_of(cache, hash)];
-        cache->buckets[bucket_of(cache, hash)] = node;
-        if (parent < 0) cache->first_counts[paged__prefix_first(cache, tokens)]++;
-    }
-    cache->n_stored++;
-    tell(cache, PAGED_EVENT_STORED, node);
+/* A cached block leaves its node and is free. */
+static void take_from(paged_cache *cache, int32_t node, int32_t group) {
+    int32_t block = *block_of(cache, node, group);
+    paged__block_forgotten(cache, group, block);
+    cache->groups[group].blocks[block].indexed = false;
+    *block_of(cache, node, group) = -1;
+    cache->nodes[node].n_blocks--;
+    paged__block_drop(cache, group, block);
 }
 
-void paged__prefix_remove(paged_cache *cache, int32_t node) {
+/* Takes a node from the list of free ones. Where no group keeps whole sequences the list may be empty; then
+ * most nodes are in no sequence and no pin. */
+static int32_t open_node(paged_cache *cache) {
+    if (cache->free_node < 0) PAGED_ASSERT(paged__evict_leaf(cache));
+    int32_t node = cache->free_node;
+    cache->free_node = cache->nodes[node].hash_next;
+    return node;
+}
+
+/* Nobody can ever use it again. */
+static bool is_useless(const paged_cache *cache, int32_t node) {
+    return node >= 0 && paged__node_idle(&cache->nodes[node]) && cache->nodes[node].n_blocks == 0;
+}
+
+/* Returns the parent. */
+static int32_t remove_one(paged_cache *cache, int32_t node) {
     paged__node *n = &cache->nodes[node];
     int32_t parent = n->parent;
-    PAGED_ASSERT(n->n_tokens > 0 && n->children < 0 && cache->groups[0].blocks[node].refs == 0);
+    PAGED_ASSERT(paged__node_idle(n));
     tell(cache, PAGED_EVENT_REMOVED, node);
     tree_remove(cache, children_of(cache, parent), node);
     if (n->n_tokens == cache->block_size) {
@@ -208,52 +226,138 @@ void paged__prefix_remove(paged_cache *cache, int32_t node) {
     }
     n->n_tokens = 0;
     paged__node_settle(cache, node); /* out of the heap */
+    for (int32_t g = 0; g < cache->n_groups; g++)
+        if (*block_of(cache, node, g) >= 0) take_from(cache, node, g);
+    n->hash_next = cache->free_node;
+    cache->free_node = node;
     if (parent >= 0)
         paged__node_settle(cache, parent);
     else
         paged__space_unref(cache, -2 - parent);
-    for (int32_t g = 0; g < cache->n_groups; g++) {
-        int32_t block = paged__node_block(cache, node, g);
-        cache->groups[g].blocks[block].indexed = false;
-        paged__block_drop(cache, g, block);
-    }
+    return parent;
 }
 
-/* The sequence takes the cached blocks of the same content and gives its own back. */
-static void replace(paged_cache *cache, const paged__seq *seq, int32_t idx, int32_t node) {
+void paged__prefix_remove(paged_cache *cache, int32_t node) {
+    do {
+        node = remove_one(cache, node);
+    } while (is_useless(cache, node));
+}
+
+void paged__prefix_drop_block(paged_cache *cache, int32_t group, int32_t block) {
+    int32_t node = cache->groups[group].blocks[block].node;
+    const paged__node *n = &cache->nodes[node];
+    /* What hits this node from now on would have hit the block. */
+    if (n->n_tokens == cache->block_size)
+        cache->evicted_tags[bucket_of(cache, n->hash)] = (uint32_t)n->hash[1] | 1;
+    if (paged__node_idle(n) && n->n_blocks == 1) { /* its last one: nobody can use the node without */
+        paged__prefix_remove(cache, node);
+        return;
+    }
+    take_from(cache, node, group);
+    tell(cache, PAGED_EVENT_CHANGED, node);
+}
+
+void paged__node_enter(paged_cache *cache, int32_t node) {
+    if (node < 0) return;
+    cache->nodes[node].n_users++;
+    paged__node_settle(cache, node);
+}
+
+void paged__node_leave(paged_cache *cache, int32_t node) {
+    if (node < 0) return;
+    PAGED_ASSERT(cache->nodes[node].n_users > 0);
+    cache->nodes[node].n_users--;
+    if (is_useless(cache, node))
+        paged__prefix_remove(cache, node);
+    else
+        paged__node_settle(cache, node);
+}
+
+/* A sealed tail that the new tokens go beyond says nothing any more. */
+static void drop_superseded(paged_cache *cache, int32_t parent, const int32_t *tokens, int32_t n_tokens) {
+    int32_t n_common, node = paged__prefix_best(cache, parent, tokens, n_tokens, &n_common);
+    if (node >= 0 && n_common == cache->nodes[node].n_tokens && paged__node_idle(&cache->nodes[node]))
+        paged__prefix_remove(cache, node);
+}
+
+/* A new node after the sequence's tip. hash: of a full block, else NULL. blocks: of each group, in use. */
+static int32_t insert(paged_cache *cache, const paged__seq *seq, const int32_t *tokens, int32_t n_tokens,
+                      const uint64_t *hash, const int32_t *blocks) {
+    int32_t parent = seq->tip;
+    drop_superseded(cache, parent, tokens, n_tokens);
+    int32_t node = open_node(cache);
+    paged__node *n = &cache->nodes[node];
+    *n = (paged__node){.parent = parent,
+                       .n_tokens = n_tokens,
+                       .children = -1,
+                       .left = -1,
+                       .right = -1,
+                       .hash_next = -1,
+                       .heap_pos = -1};
+    memcpy(cache->node_tokens + (int64_t)node * cache->block_size, tokens, (size_t)n_tokens * sizeof *tokens);
+    for (int32_t g = 0; g < cache->n_groups; g++) give_to(cache, node, g, blocks[g]);
+    tree_insert(cache, children_of(cache, parent), node);
+    if (parent >= 0)
+        paged__node_settle(cache, parent);
+    else
+        cache->spaces[-2 - parent].n_refs++;
+    if (hash) {
+        n->hash[0] = hash[0];
+        n->hash[1] = hash[1];
+        n->hash_next = cache->buckets[bucket_of(cache, hash)];
+        cache->buckets[bucket_of(cache, hash)] = node;
+        if (parent < 0) cache->first_counts[paged__prefix_first(cache, tokens)]++;
+    }
+    cache->n_stored++;
+    tell(cache, PAGED_EVENT_STORED, node);
+    return node;
+}
+
+/* The sequence takes the node's blocks for its own ones of the same content, and leaves its own where the
+ * node has none. */
+static void adopt(paged_cache *cache, const paged__seq *seq, int32_t idx, int32_t node) {
+    bool changed = false;
     for (int32_t g = 0; g < cache->n_groups; g++) {
-        int32_t *entry = &paged__seq_table(cache, g, seq)[idx];
-        paged__block_ref(cache, g, paged__node_block(cache, node, g));
+        int32_t *entry = &paged__seq_table(cache, g, seq)[idx], theirs = paged__node_block(cache, node, g);
+        if (theirs < 0) {
+            give_to(cache, node, g, *entry);
+            changed = true;
+            continue;
+        }
+        paged__block_ref(cache, g, theirs);
         cache->n_frees += paged__block_unref(cache, g, *entry);
-        *entry = paged__node_block(cache, node, g);
+        *entry = theirs;
     }
-}
-
-static int32_t parent_of(const paged_cache *cache, const paged__seq *seq, int32_t idx) {
-    return idx > 0 ? paged__seq_table(cache, 0, seq)[idx - 1] : -2 - seq->space;
+    if (changed) tell(cache, PAGED_EVENT_CHANGED, node);
 }
 
 void paged__prefix_commit(paged_cache *cache, paged__seq *seq, int32_t first_len) {
+    int32_t blocks[PAGED_GROUPS_MAX];
     for (int32_t idx = first_len / cache->block_size; idx < seq->len / cache->block_size; idx++) {
-        int32_t parent = parent_of(cache, seq, idx);
+        const int32_t *tokens = seq->tokens + (int64_t)idx * cache->block_size;
+        int32_t before = seq->tip;
         uint64_t hash[2];
-        int32_t node =
-            paged__prefix_find(cache, parent, seq->tokens + (int64_t)idx * cache->block_size, hash);
+        int32_t node = paged__prefix_find(cache, before, tokens, hash);
+        for (int32_t g = 0; g < cache->n_groups; g++) blocks[g] = paged__seq_table(cache, g, seq)[idx];
         if (node >= 0)
-            replace(cache, seq, idx, node);
+            adopt(cache, seq, idx, node);
         else
-            insert(cache, seq, idx, parent, cache->block_size, hash);
+            node = insert(cache, seq, tokens, cache->block_size, hash, blocks);
+        seq->tip = node;
+        paged__node_enter(cache, node);
+        paged__node_leave(cache, before);
     }
 }
 
 void paged__prefix_seal(paged_cache *cache, const paged__seq *seq) {
     int32_t idx = seq->len / cache->block_size, n_tokens = seq->len % cache->block_size, n_common;
+    int32_t blocks[PAGED_GROUPS_MAX];
     if (n_tokens == 0) return;
-    const paged__block *block = &cache->groups[0].blocks[paged__seq_table(cache, 0, seq)[idx]];
     /* Whoever else holds the block may write on in it; the last one to leave seals it. */
-    if (block->refs > 1 || block->indexed) return;
-    int32_t parent = parent_of(cache, seq, idx);
+    if (paged__seq_shares(cache, seq, idx)) return;
     const int32_t *tokens = seq->tokens + (int64_t)idx * cache->block_size;
-    paged__prefix_best(cache, parent, tokens, n_tokens, &n_common);
-    if (n_common < n_tokens) insert(cache, seq, idx, parent, n_tokens, NULL);
+    paged__prefix_best(cache, seq->tip, tokens, n_tokens, &n_common);
+    if (n_common == n_tokens) return;
+    for (int32_t g = 0; g < cache->n_groups; g++) blocks[g] = paged__seq_table(cache, g, seq)[idx];
+    insert(cache, seq, tokens, n_tokens, NULL, blocks);
 }

@@ -30,6 +30,7 @@ void paged__seqs_init(paged_cache *cache) {
     for (int32_t i = 0; i < cache->max_seqs; i++) {
         cache->seqs[i] = (paged__seq){.tag = salt,
                                       .space = -1,
+                                      .tip = -1,
                                       .next_free = i + 1 < cache->max_seqs ? i + 1 : -1,
                                       .tokens = cache->tokens + i * cache->token_stride};
     }
@@ -50,6 +51,7 @@ static paged__seq *open_row(paged_cache *cache, paged_seq *out) {
     *seq = (paged__seq){.tag = tag ? tag : 1, /* handle 0 is never valid */
                         .live = true,
                         .space = -1,
+                        .tip = -1,
                         .next_free = -1,
                         .tokens = seq->tokens};
     *out = seq->tag << PAGED__SEQ_BITS | (uint64_t)row;
@@ -67,7 +69,8 @@ paged_status paged_seq_create(paged_cache *cache, paged_seq *out) {
 static void drop_entries(paged_cache *cache, paged__seq *seq, int32_t n_entries) {
     for (int32_t g = 0; g < cache->n_groups; g++) {
         int32_t *table = paged__seq_table(cache, g, seq);
-        for (int32_t i = seq->n_entries - 1; i >= n_entries; i--) {
+        int32_t first = PAGED_MAX(n_entries, paged__seq_first(cache, g, seq));
+        for (int32_t i = seq->n_entries - 1; i >= first; i--) {
             cache->n_frees += paged__block_unref(cache, g, table[i]);
             table[i] = -1;
         }
@@ -80,9 +83,11 @@ paged_status paged_seq_free(paged_cache *cache, paged_seq handle) {
     if (!seq) return PAGED_ERR_STALE;
     if (seq->space >= 0) paged__prefix_seal(cache, seq);
     drop_entries(cache, seq, 0);
+    paged__node_leave(cache, seq->tip);
     if (seq->space >= 0) paged__space_unref(cache, seq->space);
     cache->n_tokens -= seq->len;
-    *seq = (paged__seq){.tag = seq->tag, .space = -1, .next_free = cache->free_seq, .tokens = seq->tokens};
+    *seq = (paged__seq){
+        .tag = seq->tag, .space = -1, .tip = -1, .next_free = cache->free_seq, .tokens = seq->tokens};
     cache->free_seq = row_of(cache, seq);
     cache->n_seqs--;
     paged__settle_limit(cache);
@@ -91,7 +96,7 @@ paged_status paged_seq_free(paged_cache *cache, paged_seq handle) {
 
 /* ---- reserve ---- */
 
-/* What a reservation does to one group. */
+/* What a reservation does, to every group alike. */
 typedef struct change {
     int32_t want;      /* entries afterwards */
     int32_t n_entries; /* blocks to take for new entries */
@@ -99,21 +104,25 @@ typedef struct change {
                         * none */
 } change;
 
-static change plan_change(const paged_cache *cache, const paged__seq *seq, int32_t group, int32_t n_tokens) {
-    int64_t want = ((int64_t)seq->len + n_tokens + cache->block_size - 1) / cache->block_size;
-    change c = {.copy_idx = -1};
-    c.want = (int32_t)PAGED_MIN(want, (int64_t)INT32_MAX - 1);
-    c.n_entries = PAGED_MAX(c.want - seq->n_entries, 0);
-    if (n_tokens > 0 && seq->len % cache->block_size != 0) {
-        int32_t idx = seq->len / cache->block_size;
-        const paged__block *block = &cache->groups[group].blocks[paged__seq_table(cache, group, seq)[idx]];
-        if (block->refs > 1 || block->indexed) c.copy_idx = idx;
+bool paged__seq_shares(const paged_cache *cache, const paged__seq *seq, int32_t idx) {
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        const paged__block *block = &cache->groups[g].blocks[paged__seq_table(cache, g, seq)[idx]];
+        if (block->refs > 1 || block->indexed) return true;
     }
-    return c;
+    return false;
 }
 
-static int32_t n_taken_by(change c) {
-    return c.n_entries + (c.copy_idx >= 0);
+static void plan_change(const paged_cache *cache, const paged__seq *seq, int32_t n_tokens, change *c) {
+    int64_t want = ((int64_t)seq->len + n_tokens + cache->block_size - 1) / cache->block_size;
+    int32_t idx = seq->len / cache->block_size;
+    c->want = (int32_t)PAGED_MIN(want, (int64_t)INT32_MAX - 1);
+    c->n_entries = PAGED_MAX(c->want - seq->n_entries, 0);
+    c->copy_idx =
+        n_tokens > 0 && seq->len % cache->block_size != 0 && paged__seq_shares(cache, seq, idx) ? idx : -1;
+}
+
+static int32_t n_taken_by(const change *c) {
+    return c->n_entries + (c->copy_idx >= 0);
 }
 
 /* Gives back what take_blocks() took: n_entries entries and, if it is not -1, the copy. */
@@ -129,19 +138,19 @@ static void untake_blocks(paged_cache *cache, const paged__seq *seq, int32_t gro
 
 /* Takes the blocks of a change, all or none. New entries are put behind the table's end, the copied block
  * comes out in *copy. */
-static paged_status take_blocks(paged_cache *cache, const paged__seq *seq, int32_t group, change c,
+static paged_status take_blocks(paged_cache *cache, const paged__seq *seq, int32_t group, const change *c,
                                 int32_t *copy) {
     int32_t *table = paged__seq_table(cache, group, seq), n_entries = 0;
     size_t block_bytes = cache->groups[group].block_bytes;
     paged_status status = PAGED_OK;
     *copy = -1;
-    if (c.copy_idx >= 0) {
+    if (c->copy_idx >= 0) {
         status = paged__block_take(cache, group, copy);
         if (status != PAGED_OK) return status;
         status = cache->arena.copy(cache->arena.ctx, (size_t)*copy * block_bytes,
-                                   (size_t)table[c.copy_idx] * block_bytes, block_bytes);
+                                   (size_t)table[c->copy_idx] * block_bytes, block_bytes);
     }
-    while (n_entries < c.n_entries && status == PAGED_OK) {
+    while (n_entries < c->n_entries && status == PAGED_OK) {
         status = paged__block_take(cache, group, &table[seq->n_entries + n_entries]);
         n_entries += status == PAGED_OK;
     }
@@ -150,15 +159,16 @@ static paged_status take_blocks(paged_cache *cache, const paged__seq *seq, int32
 }
 
 /* Makes a change whose blocks are taken. Cannot fail. */
-static void apply_change(paged_cache *cache, const paged__seq *seq, int32_t group, change c, int32_t copy) {
+static void apply_change(paged_cache *cache, const paged__seq *seq, int32_t group, const change *c,
+                         int32_t copy) {
     int32_t *table = paged__seq_table(cache, group, seq);
     cache->n_allocs += (uint64_t)n_taken_by(c);
     if (copy >= 0) {
-        cache->n_frees += paged__block_unref(cache, group, table[c.copy_idx]);
+        cache->n_frees += paged__block_unref(cache, group, table[c->copy_idx]);
         cache->n_copies++;
-        table[c.copy_idx] = copy;
+        table[c->copy_idx] = copy;
     }
-    for (int32_t i = seq->n_entries - 1; i >= c.want; i--) {
+    for (int32_t i = seq->n_entries - 1; i >= c->want; i--) {
         cache->n_frees += paged__block_unref(cache, group, table[i]);
         table[i] = -1;
     }
@@ -166,30 +176,28 @@ static void apply_change(paged_cache *cache, const paged__seq *seq, int32_t grou
 
 paged_status paged_seq_reserve(paged_cache *cache, paged_seq handle, int32_t n_tokens) {
     paged__seq *seq = paged__seq_find(cache, handle);
-    change changes[PAGED_GROUPS_MAX];
+    change c;
     int32_t need[PAGED_GROUPS_MAX], copies[PAGED_GROUPS_MAX], g;
     if (!seq) return PAGED_ERR_STALE;
     if (n_tokens < 0) return PAGED_ERR_INVALID_ARG;
     if (n_tokens > cache->max_seq_tokens - seq->len) return PAGED_ERR_TOO_LONG;
-    for (g = 0; g < cache->n_groups; g++) {
-        changes[g] = plan_change(cache, seq, g, n_tokens);
-        need[g] = n_taken_by(changes[g]);
-    }
+    plan_change(cache, seq, n_tokens, &c);
+    for (g = 0; g < cache->n_groups; g++) need[g] = n_taken_by(&c);
     if (!paged__room_possible(cache, need) || !paged__make_room(cache, need)) {
         cache->n_refused++;
         return PAGED_ERR_NO_BLOCKS;
     }
     paged_status status = PAGED_OK;
     for (g = 0; g < cache->n_groups && status == PAGED_OK; g++) {
-        status = take_blocks(cache, seq, g, changes[g], &copies[g]);
+        status = take_blocks(cache, seq, g, &c, &copies[g]);
     }
     if (status != PAGED_OK) {
         /* Group g - 1 is the one that failed; it has undone its own. */
-        for (g -= 2; g >= 0; g--) untake_blocks(cache, seq, g, changes[g].n_entries, copies[g]);
+        for (g -= 2; g >= 0; g--) untake_blocks(cache, seq, g, c.n_entries, copies[g]);
         return status;
     }
-    for (g = 0; g < cache->n_groups; g++) apply_change(cache, seq, g, changes[g], copies[g]);
-    seq->n_entries = changes[0].want;
+    for (g = 0; g < cache->n_groups; g++) apply_change(cache, seq, g, &c, copies[g]);
+    seq->n_entries = c.want;
     seq->reserved = n_tokens;
     paged__settle_limit(cache);
     return PAGED_OK;
@@ -198,7 +206,9 @@ paged_status paged_seq_reserve(paged_cache *cache, paged_seq handle, int32_t n_t
 int32_t paged_seq_blocks_needed(const paged_cache *cache, paged_seq handle, int32_t group, int32_t n_tokens) {
     const paged__seq *seq = paged__seq_find(cache, handle);
     if (!seq || group < 0 || group >= cache->n_groups || n_tokens < 0) return -1;
-    return n_taken_by(plan_change(cache, seq, group, n_tokens));
+    change c;
+    plan_change(cache, seq, n_tokens, &c);
+    return n_taken_by(&c);
 }
 
 /* ---- what needs no blocks ---- */
@@ -211,11 +221,22 @@ paged_status paged_seq_slots(const paged_cache *cache, paged_seq handle, int32_t
         (int64_t)first + n > (int64_t)seq->len + seq->reserved)
         return PAGED_ERR_INVALID_ARG;
     const int32_t *table = paged__seq_table(cache, group, seq);
+    if (n > 0 && first / cache->block_size < paged__seq_first(cache, group, seq))
+        return PAGED_ERR_INVALID_ARG;
     for (int32_t i = 0; i < n; i++) {
         int32_t pos = first + i;
         slots[i] = (int64_t)table[pos / cache->block_size] * cache->block_size + pos % cache->block_size;
     }
     return PAGED_OK;
+}
+
+/* Gives back the blocks that the token behind a sequence of len tokens saw and the next one does not. */
+static void leave_window(paged_cache *cache, const paged__seq *seq, int32_t group, int32_t len) {
+    int32_t *table = paged__seq_table(cache, group, seq), end = paged__seq_first(cache, group, seq);
+    for (int32_t i = paged__window_first(cache, group, len); i < end; i++) {
+        cache->n_frees += paged__block_unref(cache, group, table[i]);
+        table[i] = -1;
+    }
 }
 
 paged_status paged_seq_commit(paged_cache *cache, paged_seq handle, const int32_t *tokens, int32_t n_tokens) {
@@ -227,13 +248,29 @@ paged_status paged_seq_commit(paged_cache *cache, paged_seq handle, const int32_
     seq->reserved -= n_tokens;
     cache->n_tokens += n_tokens;
     if (seq->space >= 0) paged__prefix_commit(cache, seq, seq->len - n_tokens);
+    for (int32_t g = 0; g < cache->n_groups; g++) leave_window(cache, seq, g, seq->len - n_tokens);
+    paged__settle_limit(cache);
     return PAGED_OK;
+}
+
+/* The tip of a sequence that is cut to n_full full blocks. */
+static void step_back(paged_cache *cache, paged__seq *seq, int32_t n_full) {
+    int32_t node = seq->tip, before = seq->tip;
+    for (int32_t i = seq->len / cache->block_size; i > n_full; i--) node = cache->nodes[node].parent;
+    if (node == before) return;
+    paged__node_enter(cache, node);
+    seq->tip = node;
+    paged__node_leave(cache, before);
 }
 
 paged_status paged_seq_truncate(paged_cache *cache, paged_seq handle, int32_t n_tokens) {
     paged__seq *seq = paged__seq_find(cache, handle);
     if (!seq) return PAGED_ERR_STALE;
     if (n_tokens < 0 || n_tokens > seq->len) return PAGED_ERR_INVALID_ARG;
+    for (int32_t g = 0; g < cache->n_groups && n_tokens > 0; g++)
+        if (paged__window_first(cache, g, n_tokens) < paged__seq_first(cache, g, seq))
+            return PAGED_ERR_INVALID_ARG; /* what it would see is gone */
+    if (seq->space >= 0) step_back(cache, seq, n_tokens / cache->block_size);
     drop_entries(cache, seq, paged__ceil_div(n_tokens, cache->block_size));
     cache->n_tokens -= seq->len - n_tokens;
     seq->len = n_tokens;
@@ -253,12 +290,14 @@ paged_status paged_seq_fork(paged_cache *cache, paged_seq parent_handle, paged_s
     child->len = parent->len;
     child->n_entries = n_entries;
     child->space = parent->space;
+    child->tip = parent->tip;
+    paged__node_enter(cache, child->tip);
     if (child->space >= 0) cache->spaces[child->space].n_refs++;
     cache->n_tokens += child->len;
     for (int32_t g = 0; g < cache->n_groups; g++) {
         const int32_t *from = paged__seq_table(cache, g, parent);
         int32_t *to = paged__seq_table(cache, g, child);
-        for (int32_t i = 0; i < n_entries; i++) {
+        for (int32_t i = paged__seq_first(cache, g, parent); i < n_entries; i++) {
             paged__block_ref(cache, g, from[i]);
             to[i] = from[i];
         }
@@ -279,6 +318,12 @@ int32_t paged_seq_reserved(const paged_cache *cache, paged_seq handle) {
 const int32_t *paged_seq_tokens(const paged_cache *cache, paged_seq handle) {
     const paged__seq *seq = paged__seq_find(cache, handle);
     return seq ? seq->tokens : NULL;
+}
+
+int32_t paged_seq_first_k(const paged_cache *cache, paged_seq handle, int32_t group) {
+    const paged__seq *seq = paged__seq_find(cache, handle);
+    if (!seq || group < 0 || group >= cache->n_groups) return -1;
+    return paged__seq_first(cache, group, seq) * cache->block_size;
 }
 
 int32_t paged_seq_row(const paged_cache *cache, paged_seq handle) {

@@ -23,8 +23,10 @@ size_t paged_block_bytes(const paged_group_config *group, int32_t block_size) {
         return 0;
     int64_t head_dims =
         (int64_t)group->head_dim_k + (group->head_dim_v ? group->head_dim_v : group->head_dim_k);
+    /* A row of i8 has a scale, for the key and for the value. */
+    size_t scale_bytes = group->type == PAGED_TYPE_I8 ? 2 * sizeof(float) : 0;
     bool fits = paged__mul((size_t)head_dims, type_bytes(group->type), &bytes) &&
-                paged__mul(bytes, (size_t)block_size, &bytes) &&
+                paged__add(bytes, scale_bytes, &bytes) && paged__mul(bytes, (size_t)block_size, &bytes) &&
                 paged__mul(bytes, (size_t)group->n_kv_heads, &bytes) &&
                 paged__mul(bytes, (size_t)group->n_layers, &bytes);
     return fits && bytes <= PTRDIFF_MAX ? bytes : 0;

@@ -1,7 +1,8 @@
 /* mem_model.h: a naive model of a cache for the random and the exhaustive tester, and the operations
  * applied to both.
  *
- * A model sequence is its tokens and a list of pages; a page is a number that was never used before.
+ * A model sequence is its tokens and for each group a list of pages; a page is a number that was never used
+ * before. What a group with a window has of a sequence follows from its length.
  * References are not counted but looked up: a page is shared if another sequence lists it. The model's
  * index is what the events say and nothing else; what a match must give follows from it by comparing
  * everything. What a position holds follows from the tokens up to it, so keys and values that were written
@@ -18,15 +19,17 @@ enum {
     MODEL_PAGES = 256,
     MODEL_ENTRIES = 4096,
     MODEL_SPACES = 3,
-    MODEL_PINS = 64
+    MODEL_PINS = 64,
+    MODEL_GROUPS = 3
 };
 
-/* An entry of the index; its place is the block that the event named. */
+/* An entry of the index; its place is what the event named it. */
 struct model_entry {
     bool live;
     int32_t parent, depth, n_tokens, space;
     int32_t tokens[64];
-    int64_t page;
+    uint32_t groups;             /* that have a block of it */
+    int64_t pages[MODEL_GROUPS]; /* of those */
 };
 
 struct model_seq {
@@ -34,14 +37,15 @@ struct model_seq {
     int32_t len, reserved, n_pages;
     int32_t space; /* -1: none */
     int32_t tokens[MODEL_TOKENS];
-    int64_t pages[MODEL_PAGES];
+    int64_t pages[MODEL_GROUPS][MODEL_PAGES];
 };
 
 struct model {
     paged_cache *cache;
     paged_kv kv[PAGED_GROUPS_MAX]; /* of layer 0 */
     int32_t n_groups, block_size, max_seq_tokens;
-    int32_t n_pages_max; /* of the pool; 0: not known, the groups' blocks differ */
+    int32_t windows[MODEL_GROUPS]; /* 0: none */
+    int32_t n_pages_max;           /* of the pool; 0: not known, the groups' blocks differ */
     int64_t next_page;
     uint64_t n_refused, n_copies;
     paged_seq stale; /* a handle that was freed */
@@ -56,67 +60,115 @@ struct model {
     struct model_entry entries[MODEL_ENTRIES];
 };
 
-static int32_t model_sharers(const struct model *m, int64_t page) {
-    int32_t n = 0;
-    for (int32_t s = 0; s < MODEL_SEQS; s++) {
-        for (int32_t i = 0; i < m->seqs[s].n_pages; i++) n += m->seqs[s].pages[i] == page;
-    }
-    return n;
+/* First page that the token at position pos sees: row i sees the keys i - window + 1 … i. */
+static int32_t model_first(const struct model *m, int32_t g, int32_t pos) {
+    int32_t first = m->windows[g] && pos >= m->windows[g] ? pos - m->windows[g] + 1 : 0;
+    return first / m->block_size;
 }
 
-/* The page is listed by a sequence before number n_seqs, or pinned (n_pins). */
-static bool model_listed(const struct model *m, int64_t page, int32_t n_seqs, int32_t n_pins) {
+static bool model_windowed(const struct model *m) {
+    bool any = false;
+    for (int32_t g = 0; g < m->n_groups; g++) any |= m->windows[g] > 0;
+    return any;
+}
+
+/* Other sequences that list the page. */
+static bool model_shared(const struct model *m, const struct model_seq *s, int32_t g, int64_t page) {
+    for (int32_t o = 0; o < MODEL_SEQS; o++) {
+        const struct model_seq *other = &m->seqs[o];
+        for (int32_t i = model_first(m, g, other->len); i < other->n_pages && other != s; i++) {
+            if (other->pages[g][i] == page) return true;
+        }
+    }
+    return false;
+}
+
+/* The page is listed by a sequence before number n_seqs, or by a pin before number n_pins: of the entries on
+ * its path, those that are seen from the first position inside the last one. */
+static bool model_listed(const struct model *m, int32_t g, int64_t page, int32_t n_seqs, int32_t n_pins) {
     for (int32_t s = 0; s < n_seqs; s++) {
-        for (int32_t i = 0; i < m->seqs[s].n_pages; i++) {
-            if (m->seqs[s].pages[i] == page) return true;
+        for (int32_t i = model_first(m, g, m->seqs[s].len); i < m->seqs[s].n_pages; i++) {
+            if (m->seqs[s].pages[g][i] == page) return true;
         }
     }
     for (int32_t p = 0; p < n_pins; p++) {
-        for (int32_t e = m->pins[p]; e >= 0; e = m->entries[e].parent) {
-            if (m->entries[e].page == page) return true;
+        int32_t first = model_first(m, g, m->entries[m->pins[p]].depth * m->block_size + 1);
+        for (int32_t e = m->pins[p]; e >= 0 && m->entries[e].depth >= first; e = m->entries[e].parent) {
+            if (m->entries[e].pages[g] == page) return true;
         }
     }
     return false;
 }
 
-static int32_t model_used(const struct model *m) {
+static int32_t model_used(const struct model *m, int32_t g) {
     int32_t n = 0;
     for (int32_t s = 0; s < MODEL_SEQS; s++) {
-        for (int32_t i = 0; i < m->seqs[s].n_pages; i++) n += !model_listed(m, m->seqs[s].pages[i], s, 0);
+        for (int32_t i = model_first(m, g, m->seqs[s].len); i < m->seqs[s].n_pages; i++)
+            n += !model_listed(m, g, m->seqs[s].pages[g][i], s, 0);
     }
     for (int32_t p = 0; p < m->n_pins; p++) {
-        for (int32_t e = m->pins[p]; e >= 0; e = m->entries[e].parent)
-            n += !model_listed(m, m->entries[e].page, MODEL_SEQS, p);
+        int32_t first = model_first(m, g, m->entries[m->pins[p]].depth * m->block_size + 1);
+        for (int32_t e = m->pins[p]; e >= 0 && m->entries[e].depth >= first; e = m->entries[e].parent)
+            n += !model_listed(m, g, m->entries[e].pages[g], MODEL_SEQS, p);
     }
     return n;
 }
 
-static bool model_indexed(const struct model *m, int64_t page) {
+static bool model_indexed(const struct model *m, int32_t g, int64_t page) {
     for (int32_t e = 0; e < m->n_entries; e++) {
-        if (m->entries[e].live && m->entries[e].page == page) return true;
+        const struct model_entry *entry = &m->entries[e];
+        if (entry->live && (entry->groups >> g & 1) && entry->pages[g] == page) return true;
     }
     return false;
+}
+
+/* Somebody else has the page that the sequence writes in next, in any group. */
+static bool model_must_copy(const struct model *m, const struct model_seq *s) {
+    int32_t idx = s->len / m->block_size;
+    bool must = false;
+    for (int32_t g = 0; g < m->n_groups && s->len % m->block_size; g++)
+        must |= model_shared(m, s, g, s->pages[g][idx]) || model_indexed(m, g, s->pages[g][idx]);
+    return must;
+}
+
+static void model_new_pages(struct model *m, struct model_seq *s, int32_t idx) {
+    for (int32_t g = 0; g < m->n_groups; g++) s->pages[g][idx] = m->next_page;
+    m->next_page++;
 }
 
 /* ---- the index, from events ---- */
 
 static void model_event(void *user, const paged_event *event) {
     struct model *m = user;
-    int32_t id = event->block;
+    int32_t id = event->entry;
     struct model_entry *e = &m->entries[id];
+    uint32_t all = (1u << m->n_groups) - 1;
     bool bad = id < 0 || id >= MODEL_ENTRIES || event->n_tokens < 1 || event->n_tokens > m->block_size;
     if (bad || e->live == (event->kind == PAGED_EVENT_STORED)) {
         m->surprise = true;
         return;
     }
+    for (int32_t g = 0; g < m->n_groups && event->kind != PAGED_EVENT_STORED; g++) {
+        uint32_t had = e->groups >> g & 1, has = event->groups >> g & 1;
+        if (event->kind == PAGED_EVENT_REMOVED) has = 0;
+        if (had && !has) m->surprise |= model_listed(m, g, e->pages[g], MODEL_SEQS, m->n_pins);
+        if (had != has && event->kind == PAGED_EVENT_CHANGED) m->surprise |= !m->windows[g];
+        if (!had && has && m->acting) e->pages[g] = m->acting->pages[g][e->depth];
+        if (!had && has) m->surprise |= !m->acting;
+    }
+    if (event->kind == PAGED_EVENT_CHANGED) {
+        m->surprise |= e->groups == event->groups;
+        e->groups = event->groups;
+        return;
+    }
     if (event->kind == PAGED_EVENT_REMOVED) {
-        bad = model_listed(m, e->page, MODEL_SEQS, m->n_pins) || event->n_tokens != e->n_tokens;
+        bad = event->groups != e->groups || event->n_tokens != e->n_tokens;
         for (int32_t i = 0; i < m->n_entries; i++) bad |= m->entries[i].live && m->entries[i].parent == id;
         m->surprise |= bad;
         e->live = false;
         return;
     }
-    if (!m->acting || m->acting->space < 0) {
+    if (!m->acting || m->acting->space < 0 || event->groups != all) {
         m->surprise = true;
         return;
     }
@@ -128,16 +180,18 @@ static void model_event(void *user, const paged_event *event) {
                               .parent = event->parent,
                               .depth = event->parent < 0 ? 0 : m->entries[event->parent].depth + 1,
                               .n_tokens = event->n_tokens,
+                              .groups = all,
                               .space = m->acting->space};
     memcpy(e->tokens, event->tokens, (size_t)event->n_tokens * sizeof *e->tokens);
-    e->page = m->acting->pages[e->depth];
+    for (int32_t g = 0; g < m->n_groups; g++) e->pages[g] = m->acting->pages[g][e->depth];
     if (id >= m->n_entries) m->n_entries = id + 1;
     m->surprise |= bad;
 }
 
-/* The longest common beginning of the tokens with the path to an entry. */
-static int32_t model_common(const struct model *m, int32_t id, const int32_t *tokens, int32_t n) {
-    int32_t path[MODEL_PAGES], n_path = m->entries[id].depth + 1, k = 0;
+/* The longest common beginning of the tokens with the path to an entry; the path comes out in path. */
+static int32_t model_common(const struct model *m, int32_t id, const int32_t *tokens, int32_t n,
+                            int32_t path[MODEL_PAGES]) {
+    int32_t n_path = m->entries[id].depth + 1, k = 0;
     for (int32_t i = n_path - 1; i >= 0; i--, id = m->entries[id].parent) path[i] = id;
     for (int32_t i = 0; i < n_path; i++) {
         const struct model_entry *e = &m->entries[path[i]];
@@ -148,13 +202,30 @@ static int32_t model_common(const struct model *m, int32_t id, const int32_t *to
     return k;
 }
 
-static int32_t model_reusable(const struct model *m, int32_t space, const int32_t *tokens, int32_t n) {
-    int32_t best = 0;
+/* Every group has what the token at position pos sees of a path that agrees so far. */
+static bool model_covers(const struct model *m, const int32_t *path, int32_t pos) {
+    for (int32_t g = 0; g < m->n_groups; g++) {
+        for (int32_t i = model_first(m, g, pos); i * m->block_size < pos; i++) {
+            if (!(m->entries[path[i]].groups >> g & 1)) return false;
+        }
+    }
+    return true;
+}
+
+/* The most tokens that could be reused of these; and in *least, in whole blocks. */
+static int32_t model_reusable(const struct model *m, int32_t space, const int32_t *tokens, int32_t n,
+                              int32_t *least) {
+    int32_t best = 0, path[MODEL_PAGES];
+    *least = 0;
     for (int32_t e = 0; e < m->n_entries; e++) {
         if (!m->entries[e].live || m->entries[e].space != space) continue;
-        int32_t k = model_common(m, e, tokens, n);
-        best = k > best ? k : best;
+        int32_t k = model_common(m, e, tokens, n, path);
+        if (k > best && model_covers(m, path, k)) best = k;
+        for (int32_t pos = k - k % m->block_size; pos > *least; pos -= m->block_size) {
+            if (model_covers(m, path, pos)) *least = pos;
+        }
     }
+    if (*least > best) best = *least;
     return best;
 }
 
@@ -172,7 +243,11 @@ static void model_adopt(const struct model *m, struct model_seq *s, int32_t n_fu
                 found = e;
         }
         CHECK(found >= 0);
-        s->pages[i] = m->entries[found].page;
+        for (int32_t g = 0; g < m->n_groups; g++) {
+            if (i < model_first(m, g, s->len)) continue;
+            CHECK(m->entries[found].groups >> g & 1);
+            s->pages[g][i] = m->entries[found].pages[g];
+        }
         parent = found;
     }
 }
@@ -199,14 +274,18 @@ static void model_check_index(const struct model *m) {
         CHECK_EQ(node->parent < 0 ? -1 : node->parent, entry->parent);
         CHECK(memcmp(paged__node_tokens(m->cache, e), entry->tokens,
                      (size_t)entry->n_tokens * sizeof *entry->tokens) == 0);
-        n_cached += !model_listed(m, entry->page, MODEL_SEQS, m->n_pins);
+        for (int32_t g = 0; g < m->n_groups; g++) {
+            uint32_t has = entry->groups >> g & 1;
+            CHECK_EQ(paged__node_block(m->cache, e, g) >= 0, has);
+            n_cached += has && !model_listed(m, g, entry->pages[g], MODEL_SEQS, m->n_pins);
+        }
         n_nodes++;
     }
-    for (int32_t e = 0; e < m->cache->groups[0].n_ids; e++) n_nodes -= m->cache->nodes[e].n_tokens > 0;
+    for (int32_t e = 0; e < m->cache->n_nodes_max; e++) n_nodes -= m->cache->nodes[e].n_tokens > 0;
     CHECK_EQ(n_nodes, 0);
     paged_cache_stats stats;
     paged_cache_get_stats(m->cache, &stats);
-    CHECK_EQ(stats.n_cached, n_cached * m->n_groups);
+    CHECK_EQ(stats.n_cached, n_cached);
     for (int32_t a = 0; a < MODEL_SPACES; a++) {
         for (int32_t b = 0; b < a; b++)
             CHECK(!m->space_hash[a][0] || m->space_hash[a][0] != m->space_hash[b][0]);
@@ -226,17 +305,22 @@ static uint64_t model_step(uint64_t path, int32_t token) {
     return paged__mix(path ^ (uint64_t)(uint32_t)token);
 }
 
-/* Writes, or compares, the positions first … first + n - 1 of a sequence whose tokens are known. */
+/* Writes, or compares, the positions first … first + n - 1 of a sequence whose tokens are known; of a group
+ * with a window those that are still there. */
 static void model_payload(const struct model *m, const struct model_seq *s, int32_t first, int32_t n,
                           bool write) {
     static int64_t slots[MODEL_TOKENS];
-    uint64_t start = (uint64_t)(s->space + 1);
-    for (int32_t p = 0; p < first; p++) start = model_step(start, s->tokens[p]);
     for (int32_t g = 0; g < m->n_groups; g++) {
-        uint64_t path = start;
-        CHECK_EQ(paged_seq_slots(m->cache, s->handle, g, first, n, slots), PAGED_OK);
-        for (int32_t i = 0; i < n; i++) {
-            path = model_step(path, s->tokens[first + i]);
+        uint64_t path = (uint64_t)(s->space + 1);
+        int32_t from = paged_seq_first_k(m->cache, s->handle, g);
+        CHECK_EQ(from, model_first(m, g, s->len) * m->block_size);
+        from = from > first ? from : first;
+        if (from > first)
+            CHECK_EQ(paged_seq_slots(m->cache, s->handle, g, from - 1, 1, slots), PAGED_ERR_INVALID_ARG);
+        for (int32_t i = 0; i < from; i++) path = model_step(path, s->tokens[i]);
+        CHECK_EQ(paged_seq_slots(m->cache, s->handle, g, from, first + n - from, slots), PAGED_OK);
+        for (int32_t i = 0; i < first + n - from; i++) {
+            path = model_step(path, s->tokens[from + i]);
             uint32_t k = (uint32_t)(path + (uint64_t)g), v = (uint32_t)(path >> 32);
             if (write) {
                 *model_cell(m, g, slots[i], false) = k;
@@ -261,9 +345,11 @@ static void model_check_seq(const struct model *m, const struct model_seq *s) {
 static void model_check(const struct model *m) {
     paged_error err = {0};
     paged_cache_stats stats;
+    int32_t n_used = 0;
     if (paged_cache_check(m->cache, &err) != PAGED_OK) test_fail(__FILE__, __LINE__, "%s", err.message);
     paged_cache_get_stats(m->cache, &stats);
-    CHECK_EQ(stats.n_used, model_used(m) * m->n_groups);
+    for (int32_t g = 0; g < m->n_groups; g++) n_used += model_used(m, g);
+    CHECK_EQ(stats.n_used, n_used);
     CHECK_EQ(stats.n_refused, m->n_refused);
     CHECK_EQ(stats.n_copies, m->n_copies);
     int32_t n_live = 0;
@@ -310,7 +396,7 @@ static void model_match(struct model *m, struct model_seq *s, int32_t space, con
     paged_namespace names;
     paged_match got = {-1, -1, PAGED_MISS_NONE};
     model_space(space, field, &names);
-    int32_t want = n > 0 ? model_reusable(m, space, tokens, n - 1) : 0, used = model_used(m);
+    int32_t least = 0, want = n > 0 ? model_reusable(m, space, tokens, n - 1, &least) : 0;
     paged_status status = paged_seq_match(m->cache, s->handle, &names, tokens, n, &got);
     if (s->len || s->reserved || s->space >= 0 || n > m->max_seq_tokens) {
         CHECK_EQ(status, n > m->max_seq_tokens && !s->len && !s->reserved && s->space < 0
@@ -319,19 +405,23 @@ static void model_match(struct model *m, struct model_seq *s, int32_t space, con
         return;
     }
     CHECK_EQ(status, PAGED_OK);
+    /* Of entries that agree equally long one is looked at, and it may be the one that lacks a block. */
+    CHECK(got.n_matched >= least && got.n_matched <= want);
+    if (got.why == PAGED_MISS_NO_BLOCK)
+        want = least;
+    else if (model_windowed(m))
+        want = got.n_matched;
     int32_t n_full = want / m->block_size;
     s->space = space;
     s->len = got.n_matched;
     memcpy(s->tokens, tokens, (size_t)s->len * sizeof *tokens);
-    if (got.why == PAGED_MISS_NO_BLOCK) want = n_full * m->block_size;
     CHECK_EQ(got.n_matched, want);
     CHECK_EQ(got.n_copied, want % m->block_size);
     model_adopt(m, s, n_full);
     s->n_pages = n_full;
-    used = model_used(m);
-    if (got.why == PAGED_MISS_NO_BLOCK && m->n_pages_max) CHECK(used + 2 > m->n_pages_max);
+    if (got.why == PAGED_MISS_NO_BLOCK && m->n_pages_max) CHECK(model_used(m, 0) + 2 > m->n_pages_max);
     if (got.n_copied) {
-        s->pages[s->n_pages++] = m->next_page++;
+        model_new_pages(m, s, s->n_pages++);
         m->n_copies += (uint64_t)m->n_groups;
         m->n_tails++;
     }
@@ -343,10 +433,11 @@ static void model_keep(struct model *m, int32_t space, const int32_t *tokens, in
                        uint64_t until) {
     paged_ns_field field[1];
     paged_namespace names;
-    int32_t n_kept = -1;
+    int32_t n_kept = -1, least, most = model_reusable(m, space, tokens, n, &least);
     model_space(space, field, &names);
-    CHECK_EQ(paged_prefix_keep(m->cache, &names, tokens, n, priority, until, &n_kept), PAGED_OK);
-    CHECK_EQ(n_kept, model_reusable(m, space, tokens, n));
+    paged_status status = paged_prefix_keep(m->cache, &names, tokens, n, priority, until, &n_kept);
+    if (status == PAGED_ERR_LIMIT) CHECK(m->cache->all_windowed && n_kept == -1);
+    if (status == PAGED_OK) CHECK(model_windowed(m) ? n_kept <= most : n_kept == most);
     model_read_pins(m);
 }
 
@@ -372,13 +463,12 @@ static void model_fork(struct model *m, struct model_seq *parent) {
     s->space = parent->space;
     s->n_pages = (s->len + m->block_size - 1) / m->block_size;
     memcpy(s->tokens, parent->tokens, (size_t)s->len * sizeof *s->tokens);
-    memcpy(s->pages, parent->pages, (size_t)s->n_pages * sizeof *s->pages);
+    memcpy(s->pages, parent->pages, sizeof s->pages);
 }
 
 static void model_reserve(struct model *m, struct model_seq *s, int32_t n) {
     int32_t want = (s->len + n + m->block_size - 1) / m->block_size, tail = s->len / m->block_size;
-    bool copies = n > 0 && s->len % m->block_size &&
-                  (model_sharers(m, s->pages[tail]) > 1 || model_indexed(m, s->pages[tail]));
+    bool copies = n > 0 && model_must_copy(m, s);
     int32_t need = (want > s->n_pages ? want - s->n_pages : 0) + copies;
     for (int32_t g = 0; g < m->n_groups; g++)
         CHECK_EQ(paged_seq_blocks_needed(m->cache, s->handle, g, n), need);
@@ -388,16 +478,16 @@ static void model_reserve(struct model *m, struct model_seq *s, int32_t n) {
         return;
     }
     if (m->n_pages_max)
-        CHECK_EQ(status, model_used(m) + need > m->n_pages_max ? PAGED_ERR_NO_BLOCKS : PAGED_OK);
+        CHECK_EQ(status, model_used(m, 0) + need > m->n_pages_max ? PAGED_ERR_NO_BLOCKS : PAGED_OK);
     if (status != PAGED_OK) {
         CHECK_EQ(status, PAGED_ERR_NO_BLOCKS);
         CHECK(need > 0);
         m->n_refused++;
         return;
     }
-    if (copies) s->pages[tail] = m->next_page++;
+    if (copies) model_new_pages(m, s, tail);
     m->n_copies += copies ? (uint64_t)m->n_groups : 0;
-    for (int32_t i = s->n_pages; i < want; i++) s->pages[i] = m->next_page++;
+    for (int32_t i = s->n_pages; i < want; i++) model_new_pages(m, s, i);
     s->n_pages = want;
     s->reserved = n;
 }
@@ -419,7 +509,10 @@ static void model_commit(struct model *m, struct model_seq *s, int32_t n, uint64
 
 static void model_truncate(struct model *m, struct model_seq *s, int32_t n) {
     paged_status status = paged_seq_truncate(m->cache, s->handle, n);
-    CHECK_EQ(status, n > s->len ? PAGED_ERR_INVALID_ARG : PAGED_OK);
+    bool refused = n > s->len;
+    for (int32_t g = 0; g < m->n_groups; g++)
+        refused |= n > 0 && model_first(m, g, n) < model_first(m, g, s->len);
+    CHECK_EQ(status, refused ? PAGED_ERR_INVALID_ARG : PAGED_OK);
     if (status != PAGED_OK) return;
     s->len = n;
     s->reserved = 0;
@@ -452,6 +545,7 @@ static void model_wrong_handle(struct model *m, paged_seq handle) {
     CHECK_EQ(paged_seq_len(m->cache, handle), -1);
     CHECK_EQ(paged_seq_reserved(m->cache, handle), -1);
     CHECK_EQ(paged_seq_row(m->cache, handle), -1);
+    CHECK_EQ(paged_seq_first_k(m->cache, handle, 0), -1);
     CHECK(!paged_seq_tokens(m->cache, handle));
     CHECK(slot == -7 && out == 12345);
 }
@@ -464,11 +558,15 @@ static void model_open(struct model *m, const paged_cache_config *config) {
     with_events.event_user = m;
     if (paged_cache_create(&with_events, &m->cache, &err) != PAGED_OK)
         test_fail(__FILE__, __LINE__, "%s", err.message);
-    CHECK(m->cache->groups[0].n_ids <= MODEL_ENTRIES);
+    CHECK(m->cache->n_nodes_max <= MODEL_ENTRIES);
     m->n_groups = config->n_groups;
     m->block_size = config->block_size;
     m->max_seq_tokens = config->max_seq_tokens;
-    for (int32_t g = 0; g < m->n_groups; g++) CHECK_EQ(paged_cache_kv(m->cache, g, 0, &m->kv[g]), PAGED_OK);
+    CHECK(m->n_groups <= MODEL_GROUPS);
+    for (int32_t g = 0; g < m->n_groups; g++) {
+        CHECK_EQ(paged_cache_kv(m->cache, g, 0, &m->kv[g]), PAGED_OK);
+        m->windows[g] = config->groups[g].window;
+    }
 }
 
 /* Frees and evicts what is left; the pool is as it was when it was new. */

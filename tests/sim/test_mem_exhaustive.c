@@ -95,10 +95,11 @@ static int64_t enumerate(struct model *m, int32_t n_deep) {
     return n_paths;
 }
 
-static void every_short_sequence_of(bool with_reuse) {
+static void every_short_sequence_of(bool with_reuse, int32_t window) {
     reuses = with_reuse;
     static struct model m;
-    paged_group_config group = {.n_layers = 1, .n_kv_heads = 1, .head_dim_k = 1, .type = PAGED_TYPE_F32};
+    paged_group_config group = {
+        .n_layers = 1, .n_kv_heads = 1, .head_dim_k = 1, .type = PAGED_TYPE_F32, .window = window};
     paged_cache_config config = {.struct_size = sizeof config,
                                  .groups = &group,
                                  .n_groups = 1,
@@ -117,12 +118,19 @@ static void every_short_sequence_of(bool with_reuse) {
 }
 
 static void every_short_sequence(void) {
-    every_short_sequence_of(false);
+    every_short_sequence_of(false, 0);
 }
 
 static void every_short_sequence_with_reuse(void) {
-    every_short_sequence_of(true);
+    every_short_sequence_of(true, 0);
 }
 
-#define TESTS(X) X(every_short_sequence) X(every_short_sequence_with_reuse)
+static void every_short_sequence_in_a_window(void) {
+    every_short_sequence_of(false, 3);
+    every_short_sequence_of(true, 1);
+    every_short_sequence_of(true, 2);
+}
+
+#define TESTS(X)                                                                                             \
+    X(every_short_sequence) X(every_short_sequence_with_reuse) X(every_short_sequence_in_a_window)
 TEST_MAIN(TESTS)

@@ -7,32 +7,41 @@ static uint32_t pick(uint64_t *rand, uint32_t n) {
     return (uint32_t)(paged__rand(rand) % n);
 }
 
+static int32_t random_window(uint64_t *rand, const paged_cache_config *config) {
+    return 1 + (int32_t)pick(rand, 3 * (uint32_t)config->block_size + 2);
+}
+
 /* A pool of 2 … 40 blocks a group. K and V are one layer of one head in f32, so that the payload has room. */
 static void open_random(struct model *m, uint64_t *rand) {
     static paged_group_config groups[3];
     static const int32_t block_sizes[] = {1, 2, 3, 4, 7, 8, 16, 32, 64};
     paged_cache_config config = {
         .struct_size = sizeof config, .groups = groups, .max_seqs = MODEL_SEQS, .poison = true};
-    bool equal = pick(rand, 2);
+    bool equal = pick(rand, 2), windowed = pick(rand, 2), any_window = false;
     int32_t n_blocks = 2 + (int32_t)pick(rand, 39);
     config.n_groups = 1 + (int32_t)pick(rand, 3);
     config.block_size = block_sizes[pick(rand, 9)];
     for (int32_t g = 0; g < config.n_groups; g++) {
         int32_t head_dim = equal ? 1 : 1 + (int32_t)pick(rand, 4);
-        groups[g] = (paged_group_config){.n_layers = 1 + (int32_t)(equal ? 0 : pick(rand, 2)),
-                                         .n_kv_heads = 1,
-                                         .head_dim_k = head_dim,
-                                         .type = PAGED_TYPE_F32};
+        groups[g] =
+            (paged_group_config){.n_layers = 1 + (int32_t)(equal ? 0 : pick(rand, 2)),
+                                 .n_kv_heads = 1,
+                                 .head_dim_k = head_dim,
+                                 .type = PAGED_TYPE_F32,
+                                 .window = windowed && pick(rand, 3) ? random_window(rand, &config) : 0};
+        any_window |= groups[g].window > 0;
     }
     int32_t n_tokens = n_blocks * config.block_size;
     config.pool_bytes = paged_pool_bytes_for(groups, config.n_groups, config.block_size, n_tokens);
     CHECK(config.pool_bytes > 0);
     config.max_seq_tokens = n_tokens + 3; /* longer than the pool, so that both refusals occur */
+    if (any_window)                       /* and so long that windows slide over more than the pool holds */
+        config.max_seq_tokens = (n_blocks > 60 / config.n_groups ? 60 : 3 * n_blocks) * config.block_size;
     memset(m, 0, sizeof *m);
     model_open(m, &config);
     if (pick(rand, 2)) paged__cache_shuffle(m->cache, *rand);
     if (pick(rand, 2)) paged__cache_cut_hash(m->cache, 15); /* collisions are certain */
-    if (config.n_groups == 1 || equal) m->n_pages_max = n_blocks;
+    if (config.n_groups == 1 || (equal && !any_window)) m->n_pages_max = n_blocks;
 }
 
 /* Tokens that may well be cached: what some row holds or held last, to some length, perhaps with an end of

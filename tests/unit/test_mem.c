@@ -280,6 +280,53 @@ static void kv_strides(void) {
     paged_cache_free(cache);
 }
 
+/* Bytes of i8, counted by hand: 16 tokens of 2 heads, K of 8 and V of 12 bytes, and 4 + 4 bytes of scales. */
+static void kv_strides_of_i8(void) {
+    paged_group_config group = {.n_layers = 3,
+                                .n_kv_heads = 2,
+                                .head_dim_k = 8,
+                                .head_dim_v = 12,
+                                .type = PAGED_TYPE_I8,
+                                .layout = PAGED_LAYOUT_PACKED};
+    CHECK_EQ(paged_block_bytes(&group, 16), 3 * 16 * 2 * (8 + 12 + 4 + 4));
+    paged_cache *cache = open_cache(&group, 1, 16, paged_pool_bytes_for(&group, 1, 16, 100));
+    paged_kv first, kv;
+    CHECK_EQ(paged_cache_kv(cache, 0, 0, &first), PAGED_OK);
+    CHECK_EQ(paged_cache_kv(cache, 0, 2, &kv), PAGED_OK);
+    CHECK_EQ(kv.k - first.k, 2 * 896);
+    CHECK_EQ(kv.v - kv.k, 16 * 2 * 8);
+    CHECK_EQ(kv.k_scale - kv.k, 16 * 2 * (8 + 12));
+    CHECK_EQ(kv.v_scale - kv.k_scale, 16 * 2 * 4);
+    CHECK_EQ(kv.k_head_stride, 16 * 8);
+    CHECK_EQ(kv.v_head_stride, 16 * 12);
+    CHECK_EQ(kv.scale_head_stride, 16 * 4);
+    CHECK_EQ(kv.scale_block_stride, 3 * 896);
+    CHECK_EQ(kv.block_stride, 3 * 896);
+
+    /* A shared, partly filled block is copied with its scales. */
+    paged_seq seq = open_seq(cache, 5), fork = 0;
+    int32_t old = entry(cache, seq, 0, 0);
+    memset(first.k + old * first.block_stride, 0x5a, 3 * 896);
+    CHECK_EQ(paged_seq_fork(cache, seq, &fork), PAGED_OK);
+    CHECK_EQ(paged_seq_reserve(cache, fork, 1), PAGED_OK);
+    int32_t copy = entry(cache, fork, 0, 0);
+    CHECK(copy != old);
+    CHECK(memcmp(first.k + copy * first.block_stride, first.k + old * first.block_stride, 3 * 896) == 0);
+    check_cache(cache);
+    paged_cache_free(cache);
+
+    paged_error err;
+    const paged_cache_config config = {
+        .struct_size = sizeof config, .groups = &group, .n_groups = 1, .pool_bytes = MIB};
+    group.head_dim_v = 10;
+    CHECK_EQ(paged_cache_create(&config, &cache, &err), PAGED_ERR_INVALID_ARG);
+    CHECK(strstr(err.message, "head_dim_v 10"));
+    group.head_dim_v = 0;
+    group.layout = PAGED_LAYOUT_PLAIN;
+    CHECK_EQ(paged_cache_create(&config, &cache, &err), PAGED_ERR_INVALID_ARG);
+    CHECK(strstr(err.message, "packed"));
+}
+
 /* ---- sequences ---- */
 
 static void reserve_commit_slots(void) {
@@ -657,7 +704,8 @@ static void check_finds_each_violation(void) {
 #define TESTS(X) \
     X(arena_backs_and_gives_back) X(arena_errors) X(bytes_of_blocks_and_pools) X(pool_bytes_are_enough) \
     X(extents_of_usual_models_waste_little) X(create_names_what_is_wrong) X(defaults_and_numbers) \
-    X(kv_strides) X(reserve_commit_slots) X(no_blocks_changes_nothing) X(free_list_is_lifo) \
+    X(kv_strides) X(kv_strides_of_i8) X(reserve_commit_slots) X(no_blocks_changes_nothing) \
+    X(free_list_is_lifo) \
     X(fork_shares_and_copies_on_write) X(fork_of_a_reserving_parent) X(truncate_gives_blocks_back) \
     X(handles_are_refused) X(poison_fills_free_blocks) X(memory_is_backed_lazily) X(large_odd_blocks) \
     X(extents_change_owner) X(blocks_of_groups_never_overlap) X(shuffle_scatters) \

@@ -278,8 +278,8 @@ static void check_names_what_is_broken(void) {
     CHECK_EQ(run(cache, &nowhere, row(0, 10), 10), 0);
     paged_seq seq = match(cache, &nowhere, row(0, 6), 6, NULL);
     CHECK_EQ(paged_seq_reserve(cache, seq, 1), PAGED_OK);
-    int32_t root = paged__seq_table(cache, 0, paged__seq_find(cache, seq))[0];
-    int32_t leaf = cache->evictable.items[0];
+    int32_t root = paged__seq_find(cache, seq)->tip, leaf = cache->evictable.items[0];
+    int32_t leaf_block = paged__node_block(cache, leaf, 0);
 #define BROKEN(field, value, says)                                                                           \
     do {                                                                                                     \
         int64_t was = (int64_t)(field);                                                                      \
@@ -297,7 +297,14 @@ static void check_names_what_is_broken(void) {
     BROKEN(cache->nodes[leaf].heap_pos, -1, "heap");
     BROKEN(cache->node_tokens[root * B], 77, "hash");
     BROKEN(cache->spaces[0].n_refs, 9, "counted");
-    BROKEN(cache->groups[0].blocks[leaf].indexed, false, "state");
+    BROKEN(cache->nodes[root].n_users, 2, "users");
+    BROKEN(cache->nodes[leaf].n_held, 1, "in use");
+    BROKEN(cache->nodes[leaf].n_blocks, 0, "blocks");
+    BROKEN(cache->node_blocks[leaf], -1, "names block -1");
+    BROKEN(cache->free_node, -1, "free nodes");
+    BROKEN(cache->seqs[0].tip, leaf, "full node");
+    BROKEN(cache->groups[0].blocks[leaf_block].node, root, "not of node");
+    BROKEN(cache->groups[0].blocks[leaf_block].indexed, false, "state");
     BROKEN(cache->groups[0].n_cached, 7, "cached");
     BROKEN(cache->evictable.n, 0, "heap");
     paged_cache_free(cache);
