@@ -5,7 +5,7 @@
  * everything is copied, which can fail and is undone then; after that names change, which cannot.
  *
  * A move is written into the working space of check and stats, which is zero between calls: recount[from] has
- * the target + 1 in last_row and the next move's source + 1 in last_idx. */
+ * the target + 1 in last_row and the next move's source + 1 in last_idx; recount[target] has n_writers 1. */
 #include "mem/mem.h"
 
 enum { N_LOOKED_AT = 64 }; /* extents that are tried as a source each time */
@@ -21,12 +21,13 @@ static bool may_move(const compaction *c, const paged__block *block) {
     return block->state == PAGED__BLOCK_CACHED || (block->state == PAGED__BLOCK_USED && c->in_use);
 }
 
-/* All blocks of the extent can go, and there is room for them elsewhere. */
+/* All blocks of the extent can go, none of them has just come, and there is room for them elsewhere. */
 static bool is_source(const paged_cache *cache, const compaction *c, const paged__group *gr, int32_t extent) {
     const paged__extent *e = &cache->extents[extent];
     if (gr->n_free < e->n_blocks) return false;
     for (int32_t b = e->first; b < e->first + e->n_fresh; b++) {
-        if (gr->blocks[b].state != PAGED__BLOCK_FREE && !may_move(c, &gr->blocks[b])) return false;
+        if (gr->blocks[b].state == PAGED__BLOCK_FREE) continue;
+        if (!may_move(c, &gr->blocks[b]) || gr->recount[b].n_writers) return false;
     }
     return true;
 }
@@ -52,6 +53,7 @@ static paged_status drain(paged_cache *cache, compaction *c, int32_t group, int3
         if (gr->blocks[b].state == PAGED__BLOCK_FREE) continue;
         paged_status status = paged__block_take(cache, group, &to);
         if (status != PAGED_OK) return status;
+        gr->recount[to].n_writers = 1;
         gr->recount[b].last_row = to + 1;
         gr->recount[b].last_idx = c->moves[group];
         c->moves[group] = b + 1;
@@ -96,7 +98,7 @@ static void finish_moves(paged_cache *cache, compaction *c, int32_t group, bool 
     while (c->moves[group] > 0) {
         int32_t from = c->moves[group] - 1, to = gr->recount[from].last_row - 1;
         c->moves[group] = gr->recount[from].last_idx;
-        gr->recount[from] = (paged__recount){0};
+        gr->recount[from] = gr->recount[to] = (paged__recount){0};
         if (done)
             paged__block_move(cache, group, from, to);
         else

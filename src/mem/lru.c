@@ -122,11 +122,10 @@ void paged__block_renamed(paged_cache *cache, int32_t group, int32_t from, int32
     gr->blocks[to].node = node;
     gr->blocks[from].indexed = false;
     cache->node_blocks[(int64_t)node * cache->n_groups + group] = to;
-    if (!gr->config.window) return;
+    if (!gr->config.window || gr->blocks[to].state != PAGED__BLOCK_CACHED) return; /* in no heap */
     gr->loose_tick[to] = gr->loose_tick[from];
     gr->loose_place[to] = gr->loose_place[from];
-    gr->loose_place[from] = -1;
-    if (gr->loose_place[to] >= 0) gr->loose.items[gr->loose_place[to]] = to;
+    gr->loose.items[gr->loose_place[to]] = to;
 }
 
 bool paged__evict_leaf(paged_cache *cache) {

@@ -41,6 +41,11 @@ static paged_status fault_back(void *ctx, size_t offset, size_t size_bytes) {
     return fails() ? PAGED_ERR_NO_MEMORY : host->back(host->ctx, offset, size_bytes);
 }
 
+static paged_status fault_unback(void *ctx, size_t offset, size_t size_bytes) {
+    const paged_arena *host = ctx;
+    return fails() ? PAGED_ERR_IO : host->unback(host->ctx, offset, size_bytes);
+}
+
 static paged_status fault_copy(void *ctx, size_t dst, size_t src, size_t size_bytes) {
     const paged_arena *host = ctx;
     return fails() ? PAGED_ERR_IO : host->copy(host->ctx, dst, src, size_bytes);
@@ -82,6 +87,7 @@ static void open_world(struct world *w) {
     w->arena = w->host;
     w->arena.ctx = &w->host;
     w->arena.back = fault_back;
+    w->arena.unback = fault_unback;
     w->arena.copy = fault_copy;
     CHECK_EQ(create_cache(w, false, &w->cache), PAGED_OK);
     CHECK_EQ(paged_seq_create(w->cache, &w->seqs[3]), PAGED_OK);
@@ -138,14 +144,15 @@ static void check_world(const struct world *w) {
 
 typedef paged_status (*operation)(struct world *w);
 
-/* Returns how many places failed. */
-static int32_t fail_each(operation run) {
+/* Each time in a world to which prepare was done (may be NULL). Returns how many places failed. */
+static int32_t fail_each(operation run, operation prepare) {
     int32_t n_failed = 0;
     paged_allocator_set(&allocator);
     for (int64_t n = 1;; n++) {
         struct world w;
         struct view before, after;
         open_world(&w);
+        if (prepare) CHECK_EQ(prepare(&w), PAGED_OK);
         look(&w, &before);
         fault.fired = false;
         fault.countdown = n;
@@ -206,16 +213,40 @@ static paged_status match_elsewhere(struct world *w) {
     return paged_seq_match(w->cache, w->seqs[2], &(paged_namespace){&field, 1}, prompt, 11, NULL);
 }
 
+/* Two extents of each group are sparse, and granules are idle. */
+static paged_status spread(struct world *w) {
+    CHECK_EQ(paged_seq_create(w->cache, &w->seqs[3]), PAGED_OK);
+    CHECK_EQ(paged_seq_reserve(w->cache, w->seqs[2], 20), PAGED_OK);
+    CHECK_EQ(paged_seq_reserve(w->cache, w->seqs[3], 12), PAGED_OK);
+    return paged_seq_reserve(w->cache, w->seqs[2], 0);
+}
+
+static paged_status compact(struct world *w) {
+    size_t moved_bytes = 0;
+    paged_status status = paged_cache_compact(w->cache, SIZE_MAX, true, &moved_bytes);
+    CHECK_EQ(moved_bytes > 0, status == PAGED_OK);
+    return status;
+}
+
+static paged_status trim(struct world *w) {
+    return paged_cache_trim(w->cache, 0);
+}
+
+static void memory_survives_faults(void) {
+    CHECK(fail_each(compact, spread) >= 2); /* a copy in each group */
+    CHECK(fail_each(trim, spread) >= 2);
+}
+
 static void sequences_survive_faults(void) {
-    CHECK_EQ(fail_each(create_seq), 0);
-    CHECK_EQ(fail_each(commit_and_truncate), 0);
-    CHECK_EQ(fail_each(fork_seq), 0);
+    CHECK_EQ(fail_each(create_seq, NULL), 0);
+    CHECK_EQ(fail_each(commit_and_truncate, NULL), 0);
+    CHECK_EQ(fail_each(fork_seq, NULL), 0);
     /* The namespace's bytes, a block to back and a copy in each group. */
-    CHECK(fail_each(match_prompt) >= 1 + 2);
-    CHECK_EQ(fail_each(match_elsewhere), 1);
-    CHECK(fail_each(reserve_empty) >= 2);
+    CHECK(fail_each(match_prompt, NULL) >= 1 + 2);
+    CHECK_EQ(fail_each(match_elsewhere, NULL), 1);
+    CHECK(fail_each(reserve_empty, NULL) >= 2);
     /* A copy in each group, and granules for 8 + 8 blocks. */
-    CHECK(fail_each(reserve_shared) >= 2 + 4);
+    CHECK(fail_each(reserve_shared, NULL) >= 2 + 4);
 }
 
 static void create_survives_faults(void) {
@@ -248,5 +279,5 @@ static void create_survives_faults(void) {
     }
 }
 
-#define TESTS(X) X(sequences_survive_faults) X(create_survives_faults)
+#define TESTS(X) X(sequences_survive_faults) X(memory_survives_faults) X(create_survives_faults)
 TEST_MAIN(TESTS)

@@ -3,69 +3,21 @@
  * this process, as the system counts it. */
 #include <unistd.h>
 
-#include "mem/mem.h"
-#include "test.h"
+#include "book_arena.h"
 
 #define MIB ((size_t)1 << 20)
-
-/* ---- an arena that keeps books ---- */
-
-enum { BOOK_GRANULE = 64, BOOK_BYTES = 64 * BOOK_GRANULE };
-
-struct book {
-    _Alignas(64) uint8_t bytes[BOOK_BYTES];
-    bool backed[BOOK_BYTES / BOOK_GRANULE];
-    int32_t n_backs, n_unbacks, n_copies;
-    bool refuses; /* to take memory back */
-};
-
-static paged_status book_set(struct book *book, size_t offset, size_t size_bytes, bool backed) {
-    CHECK(offset % BOOK_GRANULE == 0 && size_bytes > 0 && size_bytes <= BOOK_GRANULE);
-    CHECK_EQ(book->backed[offset / BOOK_GRANULE], !backed); /* each once */
-    book->backed[offset / BOOK_GRANULE] = backed;
-    memset(book->bytes + offset, 0, size_bytes);
-    return PAGED_OK;
-}
-
-static paged_status book_back(void *ctx, size_t offset, size_t size_bytes) {
-    struct book *book = ctx;
-    book->n_backs++;
-    return book_set(book, offset, size_bytes, true);
-}
-
-static paged_status book_unback(void *ctx, size_t offset, size_t size_bytes) {
-    struct book *book = ctx;
-    if (book->refuses) return PAGED_ERR_IO;
-    book->n_unbacks++;
-    return book_set(book, offset, size_bytes, false);
-}
-
-static paged_status book_copy(void *ctx, size_t dst, size_t src, size_t size_bytes) {
-    struct book *book = ctx;
-    book->n_copies++;
-    CHECK(book->backed[dst / BOOK_GRANULE] && book->backed[src / BOOK_GRANULE]);
-    memcpy(book->bytes + dst, book->bytes + src, size_bytes);
-    return PAGED_OK;
-}
-
-static struct book *open_book(paged_cache_config *config) {
-    static struct book book;
-    static paged_arena arena;
-    memset(&book, 0, sizeof book);
-    arena = (paged_arena){.ctx = &book,
-                          .base = book.bytes,
-                          .size_bytes = BOOK_BYTES,
-                          .granule_bytes = BOOK_GRANULE,
-                          .back = book_back,
-                          .unback = book_unback,
-                          .copy = book_copy};
-    config->arena = &arena;
-    return &book;
-}
 
 /* 8 bytes a token and layer. */
 static const paged_group_config tiny = {
     .n_layers = 1, .n_kv_heads = 1, .head_dim_k = 1, .type = PAGED_TYPE_F32};
+
+static struct book *open_book(paged_cache_config *config) {
+    static struct book book;
+    static paged_arena arena;
+    book_open(&book, config->pool_bytes, 64, &arena);
+    config->arena = &arena;
+    return &book;
+}
 
 /* Blocks of 4 tokens, 32 bytes: two in a granule and an extent. */
 static paged_cache *open_tiny(int32_t n_blocks, size_t max_bytes, uint64_t trim_after, struct book **book) {
@@ -277,6 +229,29 @@ static void limit_evicts_what_is_cached(void) {
     paged_cache_free(cache);
 }
 
+/* What an arena refuses to take back stays, and everything else goes on. */
+static void arena_that_refuses_harms_nobody(void) {
+    struct book *book;
+    paged_cache *cache = open_tiny(16, 0, 1, &book);
+    paged_seq seq = open_seq(cache, 0, 32, false);
+    book->refuses = true;
+    CHECK_EQ(paged_cache_set_max_bytes(cache, 4 * 32), PAGED_OK);
+    CHECK_EQ(paged_seq_truncate(cache, seq, 16), PAGED_OK);
+    paged_cache_set_clock(cache, 100);
+    CHECK_EQ(stats_of(cache).backed_bytes, 256);
+    CHECK_EQ(paged_cache_trim(cache, 0), PAGED_ERR_IO);
+    check_cache(cache);
+    CHECK_EQ(paged_seq_truncate(cache, seq, 8), PAGED_OK);
+    CHECK_EQ(paged_seq_reserve(cache, seq, 8), PAGED_OK);
+    CHECK_EQ(stats_of(cache).idle_bytes, 128);
+    check_cache(cache);
+    book->refuses = false;
+    CHECK_EQ(paged_seq_truncate(cache, seq, 8), PAGED_OK); /* then the limit is kept again */
+    CHECK_EQ(stats_of(cache).backed_bytes, 128);
+    check_cache(cache);
+    paged_cache_free(cache);
+}
+
 /* ---- compaction ---- */
 
 /* One of eight sequences of one block stays in each of eight granules. */
@@ -386,6 +361,7 @@ static void memory_of_a_burst_goes_back(void) {
 #define TESTS(X) \
     X(idle_memory_is_kept_then_trimmed) X(time_trims_what_was_idle_for_long) X(steady_load_does_not_thrash) \
     X(blocks_come_from_the_fullest_extent) X(limit_refuses_and_grows) X(limit_below_the_use_is_approached) \
-    X(limit_evicts_what_is_cached) X(compaction_gathers_blocks_in_use) X(memory_of_a_burst_goes_back)
+    X(limit_evicts_what_is_cached) X(arena_that_refuses_harms_nobody) X(compaction_gathers_blocks_in_use) \
+    X(memory_of_a_burst_goes_back)
 /* clang-format on */
 TEST_MAIN(TESTS)
