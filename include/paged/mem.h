@@ -99,6 +99,10 @@ typedef struct paged_cache_config {
     size_t max_bytes;    /* first limit, see paged_cache_set_max_bytes(); 0: pool_bytes */
     uint64_t trim_after; /* by the clock of paged_cache_set_clock(), which gives memory that no block was in
                           * for so long back to the system; 0: only paged_cache_trim() does */
+    bool contiguous;     /* the documents' enable_paged false, a baseline to compare with: a sequence takes
+                          * consecutive blocks for max_seq_tokens (which must be set) with its first
+                          * reservation and keeps them until it is freed. Nothing is shared: a match finds
+                          * nothing, a fork copies, a window gives nothing back */
 } paged_cache_config;
 
 enum { PAGED_GROUPS_MAX = 16 };
@@ -247,7 +251,7 @@ PAGED_API paged_status paged_seq_commit(paged_cache *cache, paged_seq seq, const
 PAGED_API paged_status paged_seq_truncate(paged_cache *cache, paged_seq seq, int32_t n_tokens);
 
 /* A new sequence with the same committed tokens in the same blocks. A reservation is not inherited. Errors:
- * NO_SEQS, STALE. */
+ * NO_SEQS, STALE; where it copies (config.contiguous) NO_BLOCKS and what the arena says, too. */
 PAGED_API paged_status paged_seq_fork(paged_cache *cache, paged_seq parent, paged_seq *out);
 
 PAGED_API int32_t paged_seq_len(const paged_cache *cache, paged_seq seq); /* committed tokens; -1: stale */

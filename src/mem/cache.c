@@ -53,14 +53,35 @@ static paged_status check_config(const paged_cache_config *config, paged_error *
         return paged__fail(err, PAGED_ERR_INVALID_ARG,
                            "arena has %zu bytes for pool_bytes %zu, or no back or no copy", arena->size_bytes,
                            config->pool_bytes);
-    if (arena && arena->granule_bytes & (arena->granule_bytes - 1))
-        return paged__fail(err, PAGED_ERR_INVALID_ARG, "arena.granule_bytes %zu is no power of two",
-                           arena->granule_bytes);
+    size_t granule_bytes = arena && arena->granule_bytes ? arena->granule_bytes : PAGED__GRANULE;
+    if (arena &&
+        (granule_bytes & (granule_bytes - 1) || (config->pool_bytes - 1) / granule_bytes >= INT32_MAX))
+        return paged__fail(err, PAGED_ERR_INVALID_ARG,
+                           "arena.granule_bytes %zu is no power of two, or too small for pool_bytes %zu",
+                           granule_bytes, config->pool_bytes);
     if (config->max_bytes > config->pool_bytes)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "max_bytes %zu, pool_bytes %zu", config->max_bytes,
                            config->pool_bytes);
+    if (config->contiguous && config->max_seq_tokens == 0)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "contiguous asks for max_seq_tokens");
     if (config->poison && arena && !arena->base)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "poison asks for an arena with a base");
+    return PAGED_OK;
+}
+
+/* Extents of contiguous mode: the whole of one sequence in the group with the largest blocks, wherever the
+ * extent begins. */
+static paged_status size_runs(paged_cache *cache, paged_error *err) {
+    size_t largest = 0;
+    for (int32_t g = 0; g < cache->n_groups; g++) largest = PAGED_MAX(largest, cache->groups[g].block_bytes);
+    size_t n_blocks = (size_t)cache->max_blocks + (cache->n_groups > 1);
+    bool fits = paged__mul(n_blocks, largest, &cache->extent_bytes);
+    size_t n_extents = fits ? cache->pool_bytes / cache->extent_bytes : 0;
+    if (n_extents < (size_t)cache->n_groups)
+        return paged__fail(err, PAGED_ERR_NO_BLOCKS,
+                           "pool_bytes %zu do not hold one sequence of max_seq_tokens %d, contiguous",
+                           cache->pool_bytes, cache->max_seq_tokens);
+    cache->n_extents = (int32_t)n_extents;
     return PAGED_OK;
 }
 
@@ -77,6 +98,7 @@ static paged_status size_pool(paged_cache *cache, int64_t *n_blocks_max, paged_e
         gr->n_ids = (int32_t)n_ids;
         shapes.block_bytes[g] = gr->block_bytes;
     }
+    if (cache->contiguous) return size_runs(cache, err);
     if (cache->n_groups == 1) {
         size_t block_bytes = shapes.block_bytes[0];
         if (cache->groups[0].n_ids == 0)
@@ -215,9 +237,11 @@ paged_status paged_cache_create(const paged_cache_config *config, paged_cache **
     cache->event = config->event;
     cache->event_user = config->event_user;
     set_groups(cache, config);
+    cache->contiguous = config->contiguous;
+    cache->max_seq_tokens = config->max_seq_tokens;
+    cache->max_blocks = paged__ceil_div(cache->max_seq_tokens, block_size);
     status = size_pool(cache, &n_blocks_max, err);
     if (status != PAGED_OK) goto fail;
-    cache->max_seq_tokens = config->max_seq_tokens;
     if (!cache->max_seq_tokens)
         cache->max_seq_tokens = (int32_t)PAGED_MIN(n_blocks_max * block_size, (int64_t)INT32_MAX);
     cache->max_blocks = paged__ceil_div(cache->max_seq_tokens, block_size);

@@ -20,7 +20,7 @@ static paged_status check_row(const paged_cache *cache, int32_t row, paged_error
     REQUIRE(seq->len >= 0 && seq->reserved >= 0 && n_tokens <= cache->max_seq_tokens,
             "row %d: %d tokens and %d reserved, %d allowed", row, seq->len, seq->reserved,
             cache->max_seq_tokens);
-    REQUIRE(seq->n_entries == paged__ceil_div(n_tokens, cache->block_size),
+    REQUIRE(seq->n_entries == paged__entries_for(cache, n_tokens, seq->n_entries),
             "row %d: %d entries for %lld tokens in blocks of %d", row, seq->n_entries, (long long)n_tokens,
             cache->block_size);
     REQUIRE(seq->tokens == cache->tokens + row * cache->token_stride, "row %d has the tokens of another",
@@ -85,6 +85,9 @@ static paged_status check_table(const paged_cache *cache, int32_t g, int32_t row
         REQUIRE(table[i] >= 0 && table[i] < gr->n_ids && gr->blocks[table[i]].state == PAGED__BLOCK_USED,
                 "group %d row %d entry %d names block %d, which is free or does not exist (%d blocks)", g,
                 row, i, table[i], gr->n_ids);
+        REQUIRE(!cache->contiguous || (table[i] == table[0] + i && gr->blocks[table[i]].refs == 1),
+                "group %d row %d entry %d is block %d, which is shared or not the one after the last", g, row,
+                i, table[i]);
         paged__recount *count = &gr->recount[table[i]];
         paged_status status = check_sharing(cache, g, row, i, count, err);
         if (status != PAGED_OK) return status;

@@ -185,6 +185,15 @@ static void commit(paged_cache *cache, paged__seq *seq, const finding *f, const 
     cache->n_tokens += seq->len;
 }
 
+static void tell_match(paged_cache *cache, const paged__seq *seq, const finding *f, int32_t n_tokens,
+                       paged_match *out) {
+    cache->n_queries++;
+    cache->n_query_tokens += (uint64_t)n_tokens;
+    cache->n_hit_tokens += (uint64_t)seq->len;
+    cache->n_misses[f->why]++;
+    if (out) *out = (paged_match){.n_matched = seq->len, .n_copied = f->n_common, .why = f->why};
+}
+
 paged_status paged_seq_match(paged_cache *cache, paged_seq handle, const paged_namespace *names,
                              const int32_t *tokens, int32_t n_tokens, paged_match *out) {
     paged__seq *seq = paged__seq_find(cache, handle);
@@ -192,6 +201,11 @@ paged_status paged_seq_match(paged_cache *cache, paged_seq handle, const paged_n
     if (seq->len || seq->reserved || seq->space >= 0 || n_tokens < 0 || (n_tokens > 0 && !tokens))
         return PAGED_ERR_INVALID_ARG;
     if (n_tokens > cache->max_seq_tokens) return PAGED_ERR_TOO_LONG;
+    if (cache->contiguous) { /* shares nothing */
+        finding none = {.tail = -1, .why = n_tokens < 2 ? PAGED_MISS_TOO_SHORT : PAGED_MISS_NO_MATCH};
+        tell_match(cache, seq, &none, n_tokens, out);
+        return PAGED_OK;
+    }
     int32_t space;
     paged_status status = paged__space_open(cache, names, &space);
     if (status != PAGED_OK) return status;
@@ -205,10 +219,6 @@ paged_status paged_seq_match(paged_cache *cache, paged_seq handle, const paged_n
     commit(cache, seq, &f, tokens);
     seq->space = space;
     paged__settle_limit(cache);
-    cache->n_queries++;
-    cache->n_query_tokens += (uint64_t)n_tokens;
-    cache->n_hit_tokens += (uint64_t)seq->len;
-    cache->n_misses[f.why]++;
-    if (out) *out = (paged_match){.n_matched = seq->len, .n_copied = f.n_common, .why = f.why};
+    tell_match(cache, seq, &f, n_tokens, out);
     return PAGED_OK;
 }

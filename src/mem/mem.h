@@ -15,10 +15,11 @@
  *   seqs[row]     tag, len, reserved, n_entries, tokens ─> [max_seq_tokens], its row of cache->tokens
  *   tables        [row * table_stride + i]: block of the tokens i * block_size …; -1 from n_entries on
  *
- * Extents. One group: they have multiples of 2 MiB, a block belongs to the extent in which it begins, nothing
- * is wasted between them. Several groups: an extent belongs to the group that has blocks in use there and to
- * nobody otherwise, so every byte of the pool is within reach of every group; only blocks that lie whole in
- * the extent are used. See paged__extent_bytes().
+ * Extents. One group: they have multiples of 2 MiB, a block belongs to the extent in which it begins,
+ * nothing is wasted between them. Several groups: an extent belongs to the group that has blocks in use
+ * there and to nobody otherwise, so every byte of the pool is within reach of every group; only blocks that
+ * lie whole in the extent are used. See paged__extent_bytes(). Contiguous mode: an extent is what one
+ * sequence takes, so it is full or free, and the pool gives consecutive blocks without a rule of its own.
  *
  *   nodes[i]      index entry: tokens, the node before, and node_blocks[i * n_groups + g]: the block of each
  *                 group at this place; -1: the group has a window and gave it up. blocks[b].node leads back
@@ -44,6 +45,7 @@
  *  - a row has ceil((len + reserved) / block_size) entries, the same number in all groups, and -1 behind
  *    them. In a group with a window the first paged__seq_first() of them are -1 too: they are out of the
  *    window of the token at position len;
+ *    Contiguous mode: none before the first reservation, then max_blocks consecutive ones;
  *  - blocks that hold only reserved slots have one reference; of the sequences that share a partly committed
  *    block at most one holds a reservation in it (the one that reserved before it was forked), and nobody
  *    else sees the slots it may write;
@@ -174,7 +176,7 @@ struct paged_cache {
     paged__group groups[PAGED_GROUPS_MAX];
     int32_t n_groups, block_size, max_seqs, max_seq_tokens, max_blocks;
     size_t pool_bytes;
-    bool poison, owns_arena;
+    bool poison, owns_arena, contiguous;
     paged_arena arena;
     /* pool.c */
     size_t extent_bytes;
@@ -251,7 +253,13 @@ static inline const int32_t *paged__node_tokens(const paged_cache *cache, int32_
 /* First entry that the token at position len needs of a group: 0 without a window. */
 static inline int32_t paged__window_first(const paged_cache *cache, int32_t group, int32_t len) {
     int32_t window = cache->groups[group].config.window;
-    return window > 0 ? PAGED_MAX(len - window + 1, 0) / cache->block_size : 0;
+    return window > 0 && !cache->contiguous ? PAGED_MAX(len - window + 1, 0) / cache->block_size : 0;
+}
+
+/* Entries of a row of n_tokens tokens, committed and reserved, that has n_entries by now. */
+static inline int32_t paged__entries_for(const paged_cache *cache, int64_t n_tokens, int32_t n_entries) {
+    if (cache->contiguous) return n_tokens > 0 || n_entries > 0 ? cache->max_blocks : 0;
+    return (int32_t)((n_tokens + cache->block_size - 1) / cache->block_size);
 }
 
 /* Entries of a group at the beginning of a row that are out of the window. */

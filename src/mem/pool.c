@@ -40,6 +40,7 @@ void paged__extent_range(const paged_cache *cache, int32_t group, int32_t extent
     } else {
         end_id = end / gr->block_bytes;
     }
+    if (cache->contiguous) end_id = PAGED_MIN(end_id, first_id + (size_t)cache->max_blocks);
     *first = (int32_t)first_id;
     *n_blocks = first_id < end_id ? (int32_t)(end_id - first_id) : 0;
 }
@@ -242,7 +243,7 @@ static int32_t claim_extent(paged_cache *cache, int32_t group) {
     paged__extent_range(cache, group, extent, &e->first, &e->n_blocks);
     PAGED_ASSERT(e->n_blocks > 0);
     cache->groups[group].n_free += e->n_blocks;
-    if (cache->shuffle) shuffle_extent(cache, e);
+    if (cache->shuffle && !cache->contiguous) shuffle_extent(cache, e);
     return extent;
 }
 

@@ -113,7 +113,7 @@ bool paged__seq_shares(const paged_cache *cache, const paged__seq *seq, int32_t 
 }
 
 static void plan_change(const paged_cache *cache, const paged__seq *seq, int32_t n_tokens, change *c) {
-    int64_t want = ((int64_t)seq->len + n_tokens + cache->block_size - 1) / cache->block_size;
+    int64_t want = paged__entries_for(cache, (int64_t)seq->len + n_tokens, seq->n_entries);
     int32_t idx = seq->len / cache->block_size;
     c->want = (int32_t)PAGED_MIN(want, (int64_t)INT32_MAX - 1);
     c->n_entries = PAGED_MAX(c->want - seq->n_entries, 0);
@@ -271,11 +271,33 @@ paged_status paged_seq_truncate(paged_cache *cache, paged_seq handle, int32_t n_
         if (paged__window_first(cache, g, n_tokens) < paged__seq_first(cache, g, seq))
             return PAGED_ERR_INVALID_ARG; /* what it would see is gone */
     if (seq->space >= 0) step_back(cache, seq, n_tokens / cache->block_size);
-    drop_entries(cache, seq, paged__ceil_div(n_tokens, cache->block_size));
+    drop_entries(cache, seq, paged__entries_for(cache, n_tokens, seq->n_entries));
     cache->n_tokens -= seq->len - n_tokens;
     seq->len = n_tokens;
     seq->reserved = 0;
     paged__settle_limit(cache);
+    return PAGED_OK;
+}
+
+/* A fork in contiguous mode: blocks of its own, and a copy. */
+static paged_status fork_copied(paged_cache *cache, const paged__seq *parent, paged_seq *out) {
+    paged_seq handle;
+    paged__seq *child = open_row(cache, &handle);
+    int32_t n_blocks = paged__ceil_div(parent->len, cache->block_size);
+    paged_status status = paged_seq_reserve(cache, handle, parent->len);
+    for (int32_t g = 0; g < cache->n_groups && n_blocks > 0 && status == PAGED_OK; g++) {
+        size_t block_bytes = cache->groups[g].block_bytes;
+        status = cache->arena.copy(
+            cache->arena.ctx, (size_t)paged__seq_table(cache, g, child)[0] * block_bytes,
+            (size_t)paged__seq_table(cache, g, parent)[0] * block_bytes, (size_t)n_blocks * block_bytes);
+    }
+    if (status == PAGED_OK) status = paged_seq_commit(cache, handle, parent->tokens, parent->len);
+    if (status != PAGED_OK) {
+        paged_seq_free(cache, handle);
+        return status;
+    }
+    cache->n_copies += (uint64_t)n_blocks * (uint64_t)cache->n_groups;
+    *out = handle;
     return PAGED_OK;
 }
 
@@ -284,6 +306,7 @@ paged_status paged_seq_fork(paged_cache *cache, paged_seq parent_handle, paged_s
     if (!parent) return PAGED_ERR_STALE;
     if (!out) return PAGED_ERR_INVALID_ARG;
     if (cache->free_seq < 0) return PAGED_ERR_NO_SEQS;
+    if (cache->contiguous) return fork_copied(cache, parent, out);
     int32_t n_entries = paged__ceil_div(parent->len, cache->block_size);
     paged__seq *child = open_row(cache, out);
     memcpy(child->tokens, parent->tokens, (size_t)parent->len * sizeof *child->tokens);

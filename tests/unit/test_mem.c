@@ -203,6 +203,10 @@ static void create_names_what_is_wrong(void) {
     REFUSED(PAGED_ERR_INVALID_ARG, "max_seqs", config.max_seqs = -1);
     REFUSED(PAGED_ERR_INVALID_ARG, "max_seq_tokens", config.max_seq_tokens = -1);
     REFUSED(PAGED_ERR_INVALID_ARG, "arena", config.arena = &arena);
+    REFUSED(PAGED_ERR_INVALID_ARG, "max_bytes 321", config.max_bytes = 321);
+    arena = (paged_arena){.size_bytes = 320, .granule_bytes = 48};
+    REFUSED(PAGED_ERR_INVALID_ARG, "no back", config.arena = &arena);
+    REFUSED(PAGED_ERR_INVALID_ARG, "contiguous", config.contiguous = true);
     REFUSED(PAGED_ERR_INVALID_ARG, "too many", config.pool_bytes = (size_t)1 << 40; config.block_size = 1);
     REFUSED(PAGED_ERR_NO_BLOCKS, "31", config.pool_bytes = 31);
     REFUSED(PAGED_ERR_NO_BLOCKS, "63", config.pool_bytes = 63; config.n_groups = 2);

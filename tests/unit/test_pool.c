@@ -291,6 +291,122 @@ static void compaction_gathers_blocks_in_use(void) {
     paged_cache_free(cache);
 }
 
+/* ---- contiguous mode ---- */
+
+static void contiguous_sequences_take_the_maximum(void) {
+    paged_cache_config config = {.struct_size = sizeof config,
+                                 .groups = &tiny,
+                                 .n_groups = 1,
+                                 .block_size = 4,
+                                 .pool_bytes = 11 * 32,
+                                 .max_seqs = 4,
+                                 .contiguous = true};
+    const int32_t tokens[10] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+    const paged_namespace names = {0};
+    static struct book odd;
+    paged_arena arena;
+    paged_match got;
+    paged_error err = {0};
+    paged_cache *cache = NULL;
+    paged_seq a, b, c;
+    CHECK_EQ(paged_cache_create(&config, &cache, &err), PAGED_ERR_INVALID_ARG);
+    CHECK(strstr(err.message, "max_seq_tokens"));
+    config.max_seq_tokens = 45;
+    CHECK_EQ(paged_cache_create(&config, &cache, &err), PAGED_ERR_NO_BLOCKS);
+    CHECK(strstr(err.message, "45"));
+    book_open(&odd, config.pool_bytes, 64, &arena);
+    arena.granule_bytes = 48;
+    config.arena = &arena;
+    CHECK_EQ(paged_cache_create(&config, &cache, &err), PAGED_ERR_INVALID_ARG);
+    CHECK(strstr(err.message, "48"));
+    config.max_seq_tokens = 14; /* 4 blocks: two sequences and 3 blocks that nobody can use */
+    struct book *book = open_book(&config);
+    CHECK_EQ(paged_cache_create(&config, &cache, &err), PAGED_OK);
+    CHECK_EQ(stats_of(cache).n_blocks, 8);
+    CHECK_EQ(stats_of(cache).waste_bytes, 96);
+    CHECK_EQ(paged_seq_create(cache, &a), PAGED_OK);
+    CHECK_EQ(stats_of(cache).n_used, 0);
+    CHECK_EQ(paged_seq_match(cache, a, &names, tokens, 10, &got), PAGED_OK);
+    CHECK_EQ(paged_seq_blocks_needed(cache, a, 0, 1), 4);
+    CHECK_EQ(paged_seq_reserve(cache, a, 10), PAGED_OK);
+    CHECK_EQ(paged_seq_commit(cache, a, tokens, 10), PAGED_OK);
+    check_cache(cache);
+    CHECK_EQ(stats_of(cache).used_bytes, 128);
+    CHECK_EQ(stats_of(cache).n_slots_used, 10);
+    for (int32_t i = 0; i < 4; i++) CHECK_EQ(entry(cache, a, i), i);
+    memset(book->bytes, 7, 80);
+    CHECK_EQ(paged_seq_truncate(cache, a, 9), PAGED_OK);
+    CHECK_EQ(paged_seq_reserve(cache, a, 5), PAGED_OK);
+    CHECK_EQ(paged_seq_reserve(cache, a, 6), PAGED_ERR_TOO_LONG);
+    CHECK_EQ(paged_seq_reserve(cache, a, 0), PAGED_OK);
+    CHECK_EQ(stats_of(cache).n_used, 4); /* kept to the end */
+    CHECK_EQ(paged_seq_fork(cache, a, &b), PAGED_OK);
+    CHECK_EQ(paged_seq_len(cache, b), 9);
+    CHECK_EQ(entry(cache, b, 0), 4);
+    CHECK(memcmp(book->bytes + 128, book->bytes, 72) == 0);
+    CHECK_EQ(stats_of(cache).n_copies, 3);
+    check_cache(cache);
+    CHECK_EQ(paged_seq_fork(cache, a, &c), PAGED_ERR_NO_BLOCKS);
+    CHECK_EQ(stats_of(cache).n_seqs, 2);
+    CHECK_EQ(paged_seq_create(cache, &c), PAGED_OK);
+    CHECK_EQ(paged_seq_match(cache, c, &names, tokens, 10, &got), PAGED_OK);
+    CHECK(got.n_matched == 0 && got.why == PAGED_MISS_NO_MATCH);
+    CHECK_EQ(paged_seq_reserve(cache, c, 1),
+             PAGED_ERR_NO_BLOCKS); /* 3 blocks are free, but no sequence fits */
+    CHECK_EQ(paged_seq_truncate(cache, a, 0), PAGED_OK);
+    CHECK_EQ(paged_seq_reserve(cache, c, 1), PAGED_ERR_NO_BLOCKS);
+    CHECK_EQ(paged_seq_free(cache, a), PAGED_OK);
+    CHECK_EQ(paged_seq_reserve(cache, c, 1), PAGED_OK);
+    CHECK_EQ(entry(cache, c, 3), 3);
+    CHECK_EQ(paged_cache_compact(cache, SIZE_MAX, true, NULL), PAGED_OK);
+    check_cache(cache);
+    paged_cache_free(cache);
+}
+
+/* Sequences of random lengths in groups of different blocks, one with a window: always consecutive. */
+static void contiguous_with_several_groups(void) {
+    const paged_group_config groups[2] = {
+        {.n_layers = 3, .n_kv_heads = 1, .head_dim_k = 1, .type = PAGED_TYPE_F32},
+        {.n_layers = 1, .n_kv_heads = 1, .head_dim_k = 5, .type = PAGED_TYPE_F16, .window = 3}};
+    paged_cache_config config = {.struct_size = sizeof config,
+                                 .groups = groups,
+                                 .n_groups = 2,
+                                 .block_size = 4,
+                                 .pool_bytes = 4096,
+                                 .max_seqs = 8,
+                                 .max_seq_tokens = 15,
+                                 .contiguous = true};
+    static const int32_t tokens[15];
+    uint64_t rand = test_seed, n_full = 0;
+    paged_cache *cache = NULL;
+    paged_seq seqs[8] = {0};
+    open_book(&config);
+    CHECK_EQ(paged_cache_create(&config, &cache, NULL), PAGED_OK);
+    for (int32_t round = 0; round < 1000; round++) {
+        paged_seq *seq = &seqs[paged__rand(&rand) % 8];
+        if (!*seq && paged__rand(&rand) % 2) {
+            CHECK_EQ(paged_seq_create(cache, seq), PAGED_OK);
+        } else if (*seq && paged__rand(&rand) % 8 == 0) {
+            CHECK_EQ(paged_seq_free(cache, *seq), PAGED_OK);
+            *seq = 0;
+        } else if (*seq) {
+            int32_t n = (int32_t)(paged__rand(&rand) % 4), len = paged_seq_len(cache, *seq);
+            if (len + n > 15) {
+                CHECK_EQ(paged_seq_truncate(cache, *seq, len / 2), PAGED_OK);
+                continue;
+            }
+            paged_status status = paged_seq_reserve(cache, *seq, n);
+            CHECK(status == PAGED_OK || (status == PAGED_ERR_NO_BLOCKS && len == 0));
+            n_full += status != PAGED_OK;
+            if (status == PAGED_OK) CHECK_EQ(paged_seq_commit(cache, *seq, tokens, n), PAGED_OK);
+            CHECK_EQ(paged_seq_first_k(cache, *seq, 1), 0);
+        }
+        check_cache(cache); /* says that blocks are consecutive */
+    }
+    CHECK(n_full > 10);
+    paged_cache_free(cache);
+}
+
 /* ---- what the system says ---- */
 
 static size_t resident_bytes(void) {
@@ -362,6 +478,6 @@ static void memory_of_a_burst_goes_back(void) {
     X(idle_memory_is_kept_then_trimmed) X(time_trims_what_was_idle_for_long) X(steady_load_does_not_thrash) \
     X(blocks_come_from_the_fullest_extent) X(limit_refuses_and_grows) X(limit_below_the_use_is_approached) \
     X(limit_evicts_what_is_cached) X(arena_that_refuses_harms_nobody) X(compaction_gathers_blocks_in_use) \
-    X(memory_of_a_burst_goes_back)
+    X(contiguous_sequences_take_the_maximum) X(contiguous_with_several_groups) X(memory_of_a_burst_goes_back)
 /* clang-format on */
 TEST_MAIN(TESTS)
