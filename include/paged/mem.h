@@ -18,6 +18,12 @@
  * of the heads of their layers. A match ends where all groups have what the next token sees: groups without
  * a window every block, the others those of their last window.
  *
+ * Packed tails (an option). The last block of a sequence, as long as it is not full, is no block but tiles of
+ * 16 tokens, taken one by one from blocks that several sequences share: the table of blocks of 64 or 128 with
+ * the waste of 16. Its entry in the block table is -1, and paged_tables.tail_tiles names its tiles. A tail
+ * becomes a block, by one copy, in the reservation that will fill it or when it is sealed. A block that is
+ * cut by truncate stays a block.
+ *
  * Blocks are numbered per group from 0 on; block b of a group begins at byte b * block_bytes of the arena, so
  * an operator needs nothing but one stride. In a cache of one group the numbers 0 … n_blocks - 1 are dense.
  * In a cache of several groups an extent belongs to one group at a time and the numbers have gaps.
@@ -103,6 +109,7 @@ typedef struct paged_cache_config {
                           * consecutive blocks for max_seq_tokens (which must be set) with its first
                           * reservation and keeps them until it is freed. Nothing is shared: a match finds
                           * nothing, a fork copies, a window gives nothing back */
+    bool packed_tails;   /* see above; asks for a block_size of 32 … 256, packed layout in all groups */
 } paged_cache_config;
 
 enum { PAGED_GROUPS_MAX = 16 };
@@ -269,8 +276,8 @@ PAGED_API int32_t paged_seq_first_k(const paged_cache *cache, paged_seq seq, int
  */
 PAGED_API int32_t paged_seq_row(const paged_cache *cache, paged_seq seq);
 
-/* Fills blocks, seq_stride, head_stride and max_blocks; rows, seqlens_k, first_k and n_seqs are the caller's.
- */
+/* Fills blocks, seq_stride, head_stride, max_blocks and, with packed tails, tail_tiles (else NULL); rows,
+ * seqlens_k, first_k and n_seqs are the caller's. */
 PAGED_API paged_status paged_cache_tables(const paged_cache *cache, int32_t group, paged_tables *out);
 
 /* The keys and values of one layer (counted inside its group). Errors: INVALID_ARG. */
@@ -296,7 +303,9 @@ typedef struct paged_cache_stats {
     uint64_t n_queries, n_query_tokens, n_hit_tokens; /* matches, their tokens, tokens that they reused */
     uint64_t n_stored, n_evicted;                     /* entries of the index */
     uint64_t n_misses[PAGED_MISS_KINDS];              /* matches by why they ended */
-    uint64_t n_evicted_blocks;                        /* of groups with a window, while their entry stayed */
+    int32_t n_divided, n_tail_tiles; /* of n_used: blocks divided into tiles; tiles of them in use */
+    uint64_t n_packed;               /* tails that became blocks, in each group */
+    uint64_t n_evicted_blocks;       /* of groups with a window, while their entry stayed */
     int32_t
         n_available; /* more blocks of group 0 that could be in use: free or evictable, within max_bytes */
     size_t max_bytes, cached_bytes; /* the limit; cached blocks */

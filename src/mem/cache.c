@@ -4,7 +4,7 @@
 /* ---- create ---- */
 
 static paged_status check_group(const paged_group_config *gc, int32_t g, int32_t block_size,
-                                paged_error *err) {
+                                bool packed_tails, paged_error *err) {
     if (gc->n_layers < 1 || gc->n_kv_heads < 1 || gc->head_dim_k < 1 || gc->head_dim_v < 0)
         return paged__fail(err, PAGED_ERR_INVALID_ARG,
                            "groups[%d]: n_layers %d, n_kv_heads %d, head_dim_k %d, head_dim_v %d", g,
@@ -29,6 +29,9 @@ static paged_status check_group(const paged_group_config *gc, int32_t g, int32_t
                            "groups[%d]: i8 asks for the packed layout and head dims that are multiples of 4; "
                            "layout %d, head_dim_k %d, head_dim_v %d",
                            g, (int)gc->layout, gc->head_dim_k, gc->head_dim_v);
+    if (packed_tails && gc->layout != PAGED_LAYOUT_PACKED)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG,
+                           "packed_tails asks for the packed layout in groups[%d]", g);
     if (!paged_block_bytes(gc, block_size))
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "groups[%d]: the bytes of a block overflow", g);
     return PAGED_OK;
@@ -41,6 +44,12 @@ static paged_status check_config(const paged_cache_config *config, paged_error *
     if (config->block_size < 0 || config->block_size > PAGED__BLOCK_SIZE_MAX)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "block_size is %d, not 1 … %d", config->block_size,
                            PAGED__BLOCK_SIZE_MAX);
+    if (config->packed_tails &&
+        (config->block_size < 2 * PAGED_TILE || config->block_size > PAGED__TAIL_BLOCK_MAX ||
+         config->block_size % PAGED_TILE))
+        return paged__fail(err, PAGED_ERR_INVALID_ARG,
+                           "packed_tails asks for a block_size of %d … %d, a multiple of %d; it is %d",
+                           2 * PAGED_TILE, PAGED__TAIL_BLOCK_MAX, PAGED_TILE, config->block_size);
     if (config->max_seqs < 0 || config->max_seqs > PAGED__MAX_SEQS)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "max_seqs is %d, not 1 … %d", config->max_seqs,
                            PAGED__MAX_SEQS);
@@ -62,6 +71,8 @@ static paged_status check_config(const paged_cache_config *config, paged_error *
     if (config->max_bytes > config->pool_bytes)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "max_bytes %zu, pool_bytes %zu", config->max_bytes,
                            config->pool_bytes);
+    if (config->contiguous && config->packed_tails)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "contiguous, and packed_tails, which share blocks");
     if (config->contiguous && config->max_seq_tokens == 0)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "contiguous asks for max_seq_tokens");
     if (config->poison && arena && !arena->base)
@@ -148,6 +159,15 @@ static bool take_index(paged_cache *cache) {
            cache->evicted_tags && cache->first_counts && cache->evictable.items && cache->pins.items;
 }
 
+static bool take_tails(const paged_cache *cache, paged__group *gr) {
+    size_t n = (size_t)gr->n_ids, n_tiles = (size_t)cache->n_tiles;
+    if (!n_tiles) return true;
+    gr->tail_tiles = paged__alloc((size_t)cache->max_seqs, n_tiles * sizeof *gr->tail_tiles);
+    gr->tiles = paged__calloc(n, n_tiles * sizeof *gr->tiles);
+    gr->open = paged__alloc(n, sizeof *gr->open);
+    return gr->tail_tiles && gr->tiles && gr->open;
+}
+
 static bool take_window(paged__group *gr) {
     size_t n = (size_t)gr->n_ids;
     if (!gr->config.window) return true;
@@ -182,7 +202,7 @@ static paged_status take_memory(paged_cache *cache, paged_error *err) {
         gr->blocks = paged__calloc((size_t)gr->n_ids, sizeof *gr->blocks);
         gr->recount = paged__calloc((size_t)gr->n_ids, sizeof *gr->recount);
         gr->tables = paged__alloc((size_t)cache->max_seqs, row_bytes(cache->table_stride));
-        complete = gr->blocks && gr->recount && gr->tables && take_window(gr);
+        complete = gr->blocks && gr->recount && gr->tables && take_tails(cache, gr) && take_window(gr);
     }
     if (complete && take_index(cache)) return PAGED_OK;
     return paged__fail(err, PAGED_ERR_NO_MEMORY,
@@ -219,7 +239,7 @@ paged_status paged_cache_create(const paged_cache_config *config, paged_cache **
     int64_t n_blocks_max = 0;
     paged_status status = check_config(config, err);
     for (int32_t g = 0; g < config->n_groups && status == PAGED_OK; g++) {
-        status = check_group(&config->groups[g], g, block_size, err);
+        status = check_group(&config->groups[g], g, block_size, config->packed_tails, err);
     }
     if (status != PAGED_OK) return status;
     paged_cache *cache = paged__calloc(1, sizeof *cache);
@@ -234,6 +254,7 @@ paged_status paged_cache_create(const paged_cache_config *config, paged_cache **
         config->arena && config->arena->granule_bytes ? config->arena->granule_bytes : PAGED__GRANULE;
     cache->n_granules = (cache->pool_bytes - 1) / cache->granule_bytes + 1;
     cache->poison = config->poison;
+    cache->n_tiles = config->packed_tails ? block_size / PAGED_TILE : 0;
     cache->event = config->event;
     cache->event_user = config->event_user;
     set_groups(cache, config);
@@ -277,6 +298,9 @@ void paged_cache_free(paged_cache *cache) {
         paged__free(cache->groups[g].blocks);
         paged__free(cache->groups[g].recount);
         paged__free(cache->groups[g].tables);
+        paged__free(cache->groups[g].tail_tiles);
+        paged__free(cache->groups[g].tiles);
+        paged__free(cache->groups[g].open);
         paged__free(cache->groups[g].loose.items);
         paged__free(cache->groups[g].loose_place);
         paged__free(cache->groups[g].loose_tick);
@@ -307,6 +331,7 @@ paged_status paged_cache_tables(const paged_cache *cache, int32_t group, paged_t
     out->seq_stride = cache->table_stride;
     out->head_stride = 0;
     out->max_blocks = cache->max_blocks;
+    out->tail_tiles = cache->groups[group].tail_tiles;
     return PAGED_OK;
 }
 
@@ -341,6 +366,21 @@ paged_status paged_cache_kv(const paged_cache *cache, int32_t group, int32_t lay
 
 /* ---- numbers ---- */
 
+/* The same for the tail of a sequence, tile by tile. */
+static int64_t count_tail(const paged_cache *cache, const paged__group *gr, const paged__seq *seq,
+                          int32_t round) {
+    const int32_t *tiles = gr->tail_tiles + (seq - cache->seqs) * cache->n_tiles;
+    int64_t n_slots = 0;
+    for (int32_t i = 0; i < paged__seq_n_tiles(cache, seq); i++) {
+        int32_t *credit = &gr->tiles[tiles[i]].recount;
+        int32_t first = (seq->n_entries - 1) * cache->block_size + i * PAGED_TILE;
+        int32_t fill = PAGED_MAX(PAGED_MIN(seq->len - first, PAGED_TILE), 0);
+        if (round == 0 && fill > *credit) n_slots += fill - *credit;
+        *credit = round == 0 ? PAGED_MAX(*credit, fill) : 0;
+    }
+    return n_slots;
+}
+
 /* Slots of used blocks that hold a committed token. Of the sequences that share a block, the one with most
  * tokens counts. */
 static int64_t count_slots(const paged_cache *cache) {
@@ -353,7 +393,8 @@ static int64_t count_slots(const paged_cache *cache) {
             for (int32_t row = 0; row < cache->max_seqs; row++) {
                 const paged__seq *seq = &cache->seqs[row];
                 const int32_t *table = gr->tables + row * cache->table_stride;
-                for (int32_t i = paged__seq_first(cache, g, seq); i < seq->n_entries; i++) {
+                n_slots += count_tail(cache, gr, seq, round);
+                for (int32_t i = paged__seq_first(cache, g, seq); i < seq->n_entries - seq->has_tail; i++) {
                     int32_t *credit = &gr->recount[table[i]].n_refs;
                     int32_t fill = PAGED_MIN(seq->len - i * cache->block_size, cache->block_size);
                     if (round == 0 && fill > *credit) n_slots += fill - *credit;
@@ -382,6 +423,9 @@ static size_t metadata_bytes(const paged_cache *cache) {
     for (int32_t g = 0; g < cache->n_groups; g++) {
         const paged__group *gr = &cache->groups[g];
         bytes += (size_t)gr->n_ids * (sizeof(paged__block) + sizeof(paged__recount));
+        if (cache->n_tiles)
+            bytes += (size_t)gr->n_ids * ((size_t)cache->n_tiles * sizeof *gr->tiles + sizeof *gr->open) +
+                     (size_t)cache->max_seqs * (size_t)cache->n_tiles * sizeof *gr->tail_tiles;
         if (gr->config.window)
             bytes += (size_t)gr->n_ids *
                      (sizeof *gr->loose.items + sizeof *gr->loose_place + sizeof *gr->loose_tick);
@@ -417,6 +461,7 @@ void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out) {
         .n_backed = cache->n_backed,
         .n_unbacked = cache->n_unbacked,
         .n_moves = cache->n_moves,
+        .n_packed = cache->n_packed,
         .n_evicted_blocks = cache->n_evicted_blocks,
     };
     memcpy(s.n_misses, cache->n_misses, sizeof s.n_misses);
@@ -431,6 +476,8 @@ void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out) {
     for (int32_t g = 0; g < cache->n_groups; g++) {
         s.n_used += cache->groups[g].n_used;
         s.n_cached += cache->groups[g].n_cached;
+        s.n_divided += cache->groups[g].n_divided;
+        s.n_tail_tiles += cache->groups[g].n_divided * cache->n_tiles - cache->groups[g].n_free_tiles;
     }
     s.n_free = s.n_blocks - s.n_used - s.n_cached;
     if (cache->used_bytes < cache->max_bytes) {

@@ -81,7 +81,7 @@ static paged_status check_table(const paged_cache *cache, int32_t g, int32_t row
     for (int32_t i = 0; i < n_gone; i++)
         REQUIRE(table[i] == -1, "group %d row %d entry %d is %d, not -1, before the window", g, row, i,
                 table[i]);
-    for (int32_t i = n_gone; i < seq->n_entries; i++) {
+    for (int32_t i = n_gone; i < seq->n_entries - seq->has_tail; i++) {
         REQUIRE(table[i] >= 0 && table[i] < gr->n_ids && gr->blocks[table[i]].state == PAGED__BLOCK_USED,
                 "group %d row %d entry %d names block %d, which is free or does not exist (%d blocks)", g,
                 row, i, table[i], gr->n_ids);
@@ -101,7 +101,7 @@ static paged_status check_table(const paged_cache *cache, int32_t g, int32_t row
         REQUIRE(count->n_writers <= 1, "%d sequences may write block %d of group %d", count->n_writers,
                 table[i], g);
     }
-    for (int32_t i = seq->n_entries; i < cache->max_blocks; i++) {
+    for (int32_t i = seq->n_entries - seq->has_tail; i < cache->max_blocks; i++) {
         REQUIRE(table[i] == -1, "group %d row %d entry %d is %d, not -1, beyond %d entries", g, row, i,
                 table[i], seq->n_entries);
     }
@@ -211,8 +211,9 @@ static paged_status check_group(const paged_cache *cache, int32_t g, paged_error
                 "block %d of group %d has %d references, %d table entries and pins name it", b, g,
                 block->refs, gr->recount[b].n_refs);
         bool cached = block->indexed && block->refs == 0;
-        REQUIRE((block->state == PAGED__BLOCK_USED) == (block->refs > 0) &&
-                    (block->state == PAGED__BLOCK_CACHED) == cached && block->state <= PAGED__BLOCK_CACHED,
+        bool divided = block->state == PAGED__BLOCK_DIVIDED && !block->indexed; /* see check_tail.c */
+        REQUIRE((block->state == PAGED__BLOCK_USED || divided) == (block->refs > 0) &&
+                    (block->state == PAGED__BLOCK_CACHED) == cached && block->state <= PAGED__BLOCK_DIVIDED,
                 "block %d of group %d has state %d and %d references, indexed: %d", b, g, block->state,
                 block->refs, block->indexed);
         REQUIRE(block->state == PAGED__BLOCK_FREE ||
@@ -297,6 +298,7 @@ static paged_status check_all(const paged_cache *cache, paged_error *err) {
         for (int32_t row = 0; row < cache->max_seqs && status == PAGED_OK; row++)
             status = check_table(cache, g, row, err);
     }
+    if (status == PAGED_OK) status = paged__check_tails(cache, err);
     if (status == PAGED_OK) status = paged__check_pins(cache, err);
     for (int32_t e = 0; e < cache->n_extents && status == PAGED_OK; e++) status = check_extent(cache, e, err);
     for (int32_t g = 0; g < cache->n_groups && status == PAGED_OK; g++) status = check_group(cache, g, err);
@@ -314,6 +316,10 @@ paged_status paged_cache_check(const paged_cache *cache, paged_error *err) {
     for (int32_t g = 0; g < cache->n_groups; g++)
         memset(cache->groups[g].recount, 0,
                (size_t)cache->groups[g].n_ids * sizeof *cache->groups[g].recount);
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        for (int64_t i = 0; i < (int64_t)cache->groups[g].n_ids * cache->n_tiles; i++)
+            cache->groups[g].tiles[i].recount = 0;
+    }
     for (int32_t e = 0; e < cache->n_extents; e++) {
         if (cache->extents[e].owner == -1) cache->extents[e].first = 0;
     }

@@ -123,32 +123,63 @@ static void let_go(paged_cache *cache, int32_t node) {
         PAGED_ASSERT(!paged__block_unref(cache, g, paged__node_block(cache, node, g)));
 }
 
-/* Takes a block of each group for entry idx and copies the node into it. Errors: of the arena; then nothing
- * has changed. */
-static paged_status copy_tail(paged_cache *cache, const paged__seq *seq, int32_t idx, int32_t node) {
-    paged_status status = PAGED_OK;
-    int32_t g = 0, taken = -1;
-    for (; g < cache->n_groups && status == PAGED_OK; g++) {
-        size_t block_bytes = cache->groups[g].block_bytes;
-        taken = -1;
-        status = paged__block_take(cache, g, &taken);
+/* Takes a block of a group for entry idx, or the tiles of a tail, and copies the first n_tokens of the node's
+ * block. Errors: of the arena; then nothing has changed. */
+static paged_status copy_into(paged_cache *cache, const paged__seq *seq, int32_t group, int32_t idx,
+                              int32_t from, int32_t n_tokens) {
+    size_t block_bytes = cache->groups[group].block_bytes;
+    int32_t block, n_tiles = paged__ceil_div(n_tokens, PAGED_TILE);
+    paged_status status;
+    if (cache->n_tiles) {
+        int32_t *tiles = paged__seq_tiles(cache, group, seq);
+        status = paged__tiles_take(cache, group, n_tiles, tiles);
         if (status == PAGED_OK) {
-            paged__seq_table(cache, g, seq)[idx] = taken;
-            status = cache->arena.copy(cache->arena.ctx, (size_t)taken * block_bytes,
-                                       (size_t)paged__node_block(cache, node, g) * block_bytes, block_bytes);
+            status = paged__tail_from_block(cache, group, tiles, from, n_tokens);
+            if (status != PAGED_OK) paged__tiles_untake(cache, group, n_tiles, tiles);
         }
+        for (int32_t i = 0; i < n_tiles && status != PAGED_OK; i++) tiles[i] = -1;
+        return status;
     }
-    if (status == PAGED_OK) {
-        cache->n_allocs += (uint64_t)cache->n_groups;
-        cache->n_copies += (uint64_t)cache->n_groups;
-        return PAGED_OK;
-    }
-    for (g--; g >= 0; g--) {
-        int32_t *entry = &paged__seq_table(cache, g, seq)[idx];
-        if (*entry >= 0) paged__block_unref(cache, g, *entry);
-        *entry = -1;
-    }
+    status = paged__block_take(cache, group, &block);
+    if (status != PAGED_OK) return status;
+    status = cache->arena.copy(cache->arena.ctx, (size_t)block * block_bytes, (size_t)from * block_bytes,
+                               block_bytes);
+    if (status != PAGED_OK)
+        paged__block_unref(cache, group, block);
+    else
+        paged__seq_table(cache, group, seq)[idx] = block;
     return status;
+}
+
+static void undo_copy(paged_cache *cache, const paged__seq *seq, int32_t group, int32_t idx,
+                      int32_t n_tokens) {
+    int32_t *entry = &paged__seq_table(cache, group, seq)[idx];
+    if (cache->n_tiles) {
+        int32_t *tiles = paged__seq_tiles(cache, group, seq), n_tiles = paged__ceil_div(n_tokens, PAGED_TILE);
+        paged__tiles_untake(cache, group, n_tiles, tiles);
+        for (int32_t i = 0; i < n_tiles; i++) tiles[i] = -1;
+        return;
+    }
+    paged__block_unref(cache, group, *entry);
+    *entry = -1;
+}
+
+/* Entry idx of every group, or of none. */
+static paged_status copy_tail(paged_cache *cache, const paged__seq *seq, int32_t idx, int32_t node,
+                              int32_t n_tokens) {
+    paged_status status = PAGED_OK;
+    int32_t g = 0;
+    while (g < cache->n_groups && status == PAGED_OK) {
+        status = copy_into(cache, seq, g, idx, paged__node_block(cache, node, g), n_tokens);
+        g += status == PAGED_OK;
+    }
+    if (status != PAGED_OK) {
+        while (--g >= 0) undo_copy(cache, seq, g, idx, n_tokens);
+        return status;
+    }
+    if (!cache->n_tiles) cache->n_allocs += (uint64_t)cache->n_groups; /* tiles count for themselves */
+    cache->n_copies += (uint64_t)cache->n_groups;
+    return PAGED_OK;
 }
 
 /* References to everything that was found, and the copy. Without a block for the copy the match ends before
@@ -160,9 +191,11 @@ static paged_status take(paged_cache *cache, paged__seq *seq, finding *f) {
         int32_t pos = f->reach.n_full * cache->block_size + f->n_common;
         share(cache, seq, &f->reach, pos);
         hold(cache, f->tail);
-        for (int32_t g = 0; g < cache->n_groups; g++) need[g] = 1;
+        int32_t n_tiles = paged__ceil_div(f->n_common, PAGED_TILE);
+        for (int32_t g = 0; g < cache->n_groups; g++)
+            need[g] = cache->n_tiles ? paged__tiles_blocks(cache, g, n_tiles) : 1;
         bool room = paged__room_possible(cache, need) && paged__make_room(cache, need);
-        if (room) status = copy_tail(cache, seq, f->reach.n_full, f->tail);
+        if (room) status = copy_tail(cache, seq, f->reach.n_full, f->tail, f->n_common);
         let_go(cache, f->tail);
         if (room && status == PAGED_OK) {
             f->shared = f->reach;
@@ -181,6 +214,7 @@ static paged_status take(paged_cache *cache, paged__seq *seq, finding *f) {
 static void commit(paged_cache *cache, paged__seq *seq, const finding *f, const int32_t *tokens) {
     seq->len = f->shared.n_full * cache->block_size + f->n_common;
     seq->n_entries = f->shared.n_full + (f->n_common > 0);
+    seq->has_tail = cache->n_tiles > 0 && f->n_common > 0;
     if (seq->len) memcpy(seq->tokens, tokens, (size_t)seq->len * sizeof *tokens);
     cache->n_tokens += seq->len;
 }

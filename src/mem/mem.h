@@ -27,11 +27,14 @@
  *                         └─ children ─> …     the block after it; only full nodes have children
  *   buckets       hash of all tokens up to the end of a full node ─> node ─> hash_next …
  *   evictable     heap of the leaves that nobody uses, the least wanted on top; pins: heap by end
+ *   tail_tiles    [row * n_tiles + i]: tiles of the last, partly filled block of a row that has no block; see
+ *                 tail.c
  *   group.loose   heap of the cached blocks of a group with a window; they may go before their node
  *
  * Invariants (check.c, check_prefix.c prove them):
- *  - a block is free (refs 0, exactly once on its extent's list or fresh), cached (refs 0, indexed) or in use
- *    (refs = table entries and pins that name it);
+ *  - a block is free (refs 0, exactly once on its extent's list or fresh), cached (refs 0, indexed), in use
+ *    (refs = table entries and pins that name it), or divided into tiles (refs = those in use, each of which
+ *    has as many references as rows name it); divided ones count as used, too;
  *  - every full block of a sequence with a namespace is a node whose parent is the block before it, the last
  *    of them is seq->tip, and what the sequence has of a node's blocks are the node's own; so a node in use
  *    (a tip, pinned, or with a block in use) has parents in use, and what has no references can be evicted:
@@ -68,6 +71,8 @@ enum {
     PAGED__FULLNESS = 64,           /* classes of partly filled extents */
     PAGED__BLOCK_SIZE_DEFAULT = 16, /* tokens */
     PAGED__BLOCK_SIZE_MAX = 1024,
+    PAGED__TAIL_BLOCK_MAX = 256, /* tokens of a block with packed tails */
+    PAGED__TILES_MAX = PAGED__TAIL_BLOCK_MAX / PAGED_TILE,
     PAGED__SEQ_BITS = 20, /* of a handle: row; the other 44 bits are the tag */
     PAGED__MAX_SEQS = 1 << PAGED__SEQ_BITS
 };
@@ -76,14 +81,16 @@ enum {
 typedef enum paged__block_state {
     PAGED__BLOCK_FREE = 0,
     PAGED__BLOCK_USED = 1,
-    PAGED__BLOCK_CACHED = 2
+    PAGED__BLOCK_CACHED = 2,
+    PAGED__BLOCK_DIVIDED = 3 /* into tiles; indexed by nobody */
 } paged__block_state;
 
 typedef struct paged__block {
     int32_t refs;
     union {
-        int32_t next_free; /* free: on the list of its extent; -1: last */
-        int32_t node;      /* indexed: that it belongs to */
+        int32_t next_free;  /* free: on the list of its extent; -1: last */
+        int32_t node;       /* indexed: that it belongs to */
+        int32_t open_place; /* divided: in group.open; -1: no tile is free */
     };
     uint8_t state; /* paged__block_state */
     bool indexed;  /* belongs to a node */
@@ -112,6 +119,11 @@ typedef struct paged__recount {
     int32_t n_writers; /* sequences with a reservation in it */
 } paged__recount;
 
+typedef struct paged__tile {
+    int32_t refs;    /* rows that name it; 0: free, or not a tile of a divided block */
+    int32_t recount; /* working space of stats and check; zero between calls */
+} paged__tile;
+
 typedef struct paged__heap {
     int32_t *items; /* [n] nodes, or blocks of a group; the parent of i is (i - 1) / 2 */
     int32_t n;
@@ -130,6 +142,11 @@ typedef struct paged__group {
     paged__block *blocks;    /* [n_ids] */
     paged__recount *recount; /* [n_ids] */
     int32_t *tables;         /* [max_seqs, table_stride], [max_blocks] of a row count */
+    /* packed tails, else NULL */
+    int32_t *tail_tiles;   /* [max_seqs, n_tiles] -1 absent */
+    paged__tile *tiles;    /* [n_ids * n_tiles] */
+    int32_t *open, n_open; /* [n_ids] divided blocks with a free tile */
+    int32_t n_divided, n_free_tiles;
     /* groups with a window, else NULL */
     paged__heap loose;    /* cached blocks, the least wanted on top */
     int32_t *loose_place; /* [n_ids] place in it; -1: not there */
@@ -165,6 +182,7 @@ typedef struct paged__space {
 typedef struct paged__seq {
     uint64_t tag; /* salt of the cache + generation, 44 bits */
     bool live;
+    bool has_tail; /* entry n_entries - 1 is -1, its slots are tiles */
     int32_t len, reserved, n_entries;
     int32_t space;     /* namespace; -1: shares nothing */
     int32_t tip;       /* node of the last full committed block; -2 - space: none is full; -1: no namespace */
@@ -175,6 +193,7 @@ typedef struct paged__seq {
 struct paged_cache {
     paged__group groups[PAGED_GROUPS_MAX];
     int32_t n_groups, block_size, max_seqs, max_seq_tokens, max_blocks;
+    int32_t n_tiles; /* of a block; 0: no packed tails */
     size_t pool_bytes;
     bool poison, owns_arena, contiguous;
     paged_arena arena;
@@ -213,6 +232,7 @@ struct paged_cache {
     paged_event_fn event;
     void *event_user;
     uint64_t n_queries, n_query_tokens, n_hit_tokens, n_stored, n_evicted, n_misses[PAGED_MISS_KINDS];
+    uint64_t n_packed;         /* tails that became blocks */
     uint64_t n_evicted_blocks; /* of groups with a window, before their node */
     /* space.c */
     paged__space *spaces;   /* [n_spaces_max] */
@@ -322,6 +342,44 @@ int32_t *paged__seq_table(const paged_cache *cache, int32_t group, const paged__
  * others let go of it in the rest. */
 bool paged__seq_shares(const paged_cache *cache, const paged__seq *seq, int32_t idx);
 
+/* ---- tail.c ---- */
+
+/* Blocks that must be divided so that n_tiles tiles can be taken. */
+int32_t paged__tiles_blocks(const paged_cache *cache, int32_t group, int32_t n_tiles);
+
+/* Takes a tile with one reference, or n of them, or none. What fails is the arena; for the rest see
+ * paged__block_take(). */
+paged_status paged__tile_take(paged_cache *cache, int32_t group, int32_t *tile);
+paged_status paged__tiles_take(paged_cache *cache, int32_t group, int32_t n, int32_t *tiles);
+void paged__tiles_untake(paged_cache *cache, int32_t group, int32_t n, const int32_t *tiles);
+
+void paged__tile_ref(paged_cache *cache, int32_t group, int32_t tile);
+
+/* True if it was the last one of its block and the block is free now. */
+bool paged__tile_unref(paged_cache *cache, int32_t group, int32_t tile);
+
+/* Of any two tiles, of divided blocks or not. Errors: of the arena. */
+paged_status paged__tile_copy(paged_cache *cache, int32_t group, int32_t dst, int32_t src);
+
+static inline int32_t *paged__seq_tiles(const paged_cache *cache, int32_t group, const paged__seq *seq) {
+    return cache->groups[group].tail_tiles + (seq - cache->seqs) * cache->n_tiles;
+}
+
+/* Tiles of the tail, the same number in every group; 0: it has none. */
+int32_t paged__seq_n_tiles(const paged_cache *cache, const paged__seq *seq);
+
+/* Gives the tiles from number n_tiles on back. */
+void paged__tail_cut(paged_cache *cache, paged__seq *seq, int32_t group, int32_t n_tiles);
+
+/* Another sequence has tile idx of the tail, in one group at least. */
+bool paged__tail_shares(const paged_cache *cache, const paged__seq *seq, int32_t idx);
+
+/* Copies the first n_tokens of a tail into a block, or of a block into tiles. Errors: of the arena. */
+paged_status paged__tail_to_block(paged_cache *cache, const paged__seq *seq, int32_t group, int32_t block,
+                                  int32_t n_tokens);
+paged_status paged__tail_from_block(paged_cache *cache, int32_t group, const int32_t *tiles, int32_t block,
+                                    int32_t n_tokens);
+
 /* ---- space.c ---- */
 
 /* Finds or makes a namespace and takes a reference. Errors: INVALID_ARG, NO_MEMORY. */
@@ -426,6 +484,11 @@ void paged__walk_add(const paged_cache *cache, paged__walk *walk, int32_t node);
 
 /* All groups have what the token at position pos sees of the nodes so far. */
 bool paged__walk_covers(const paged_cache *cache, const paged__walk *walk, int32_t pos);
+
+/* ---- check_tail.c ---- */
+
+/* Counts the references of rows into tiles, those of tiles into recount; divided blocks and their lists. */
+paged_status paged__check_tails(const paged_cache *cache, paged_error *err);
 
 /* ---- check_prefix.c ---- */
 

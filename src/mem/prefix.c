@@ -349,15 +349,48 @@ void paged__prefix_commit(paged_cache *cache, paged__seq *seq, int32_t first_len
     }
 }
 
+/* The tail as a block of each group, with one reference, if there is room for it. */
+static bool pack_tail(paged_cache *cache, const paged__seq *seq, int32_t *blocks) {
+    int32_t need[PAGED_GROUPS_MAX], n_tokens = seq->len % cache->block_size, g;
+    paged_status status = PAGED_OK;
+    for (g = 0; g < cache->n_groups; g++) need[g] = 1;
+    if (!paged__room_possible(cache, need) || !paged__make_room(cache, need)) return false;
+    for (g = 0; g < cache->n_groups && status == PAGED_OK; g++) {
+        status = paged__block_take(cache, g, &blocks[g]);
+        if (status != PAGED_OK) break;
+        status = paged__tail_to_block(cache, seq, g, blocks[g], n_tokens);
+    }
+    cache->n_allocs += (uint64_t)g;
+    if (status == PAGED_OK) {
+        cache->n_packed += (uint64_t)cache->n_groups;
+        return true;
+    }
+    while (--g >= 0) cache->n_frees += paged__block_unref(cache, g, blocks[g]);
+    return false;
+}
+
+/* A tail consists of tiles, and a node of blocks. Without room, or if the copy fails, it is not indexed. */
+static void seal_tail(paged_cache *cache, const paged__seq *seq, const int32_t *tokens, int32_t n_tokens) {
+    int32_t blocks[PAGED_GROUPS_MAX];
+    if (paged__tail_shares(cache, seq, (n_tokens - 1) / PAGED_TILE) || !pack_tail(cache, seq, blocks)) return;
+    insert(cache, seq, tokens, n_tokens, NULL, blocks);
+    for (int32_t g = 0; g < cache->n_groups; g++) PAGED_ASSERT(!paged__block_unref(cache, g, blocks[g]));
+}
+
 void paged__prefix_seal(paged_cache *cache, const paged__seq *seq) {
     int32_t idx = seq->len / cache->block_size, n_tokens = seq->len % cache->block_size, n_common;
     int32_t blocks[PAGED_GROUPS_MAX];
+    bool is_tail = seq->has_tail && idx == seq->n_entries - 1;
     if (n_tokens == 0) return;
     /* Whoever else holds the block may write on in it; the last one to leave seals it. */
-    if (paged__seq_shares(cache, seq, idx)) return;
+    if (!is_tail && paged__seq_shares(cache, seq, idx)) return;
     const int32_t *tokens = seq->tokens + (int64_t)idx * cache->block_size;
     paged__prefix_best(cache, seq->tip, tokens, n_tokens, &n_common);
     if (n_common == n_tokens) return;
+    if (is_tail) {
+        seal_tail(cache, seq, tokens, n_tokens);
+        return;
+    }
     for (int32_t g = 0; g < cache->n_groups; g++) blocks[g] = paged__seq_table(cache, g, seq)[idx];
     insert(cache, seq, tokens, n_tokens, NULL, blocks);
 }

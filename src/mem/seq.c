@@ -35,9 +35,11 @@ void paged__seqs_init(paged_cache *cache) {
                                       .tokens = cache->tokens + i * cache->token_stride};
     }
     cache->free_seq = 0;
+    int64_t n_entries = cache->max_seqs * cache->table_stride;
+    int64_t n_tiles = (int64_t)cache->max_seqs * cache->n_tiles;
     for (int32_t g = 0; g < cache->n_groups; g++) {
-        int64_t n_entries = cache->max_seqs * cache->table_stride;
         for (int64_t i = 0; i < n_entries; i++) cache->groups[g].tables[i] = -1;
+        for (int64_t i = 0; i < n_tiles; i++) cache->groups[g].tail_tiles[i] = -1;
     }
 }
 
@@ -67,14 +69,17 @@ paged_status paged_seq_create(paged_cache *cache, paged_seq *out) {
 
 /* Drops the entries from n_entries on, last first, so that the next one to be taken is the first of them. */
 static void drop_entries(paged_cache *cache, paged__seq *seq, int32_t n_entries) {
+    bool drops_tail = seq->has_tail && n_entries < seq->n_entries;
     for (int32_t g = 0; g < cache->n_groups; g++) {
+        if (drops_tail) paged__tail_cut(cache, seq, g, 0);
         int32_t *table = paged__seq_table(cache, g, seq);
         int32_t first = PAGED_MAX(n_entries, paged__seq_first(cache, g, seq));
-        for (int32_t i = seq->n_entries - 1; i >= first; i--) {
+        for (int32_t i = seq->n_entries - 1 - drops_tail; i >= first; i--) {
             cache->n_frees += paged__block_unref(cache, g, table[i]);
             table[i] = -1;
         }
     }
+    seq->has_tail &= !drops_tail;
     seq->n_entries = PAGED_MIN(seq->n_entries, n_entries);
 }
 
@@ -96,12 +101,20 @@ paged_status paged_seq_free(paged_cache *cache, paged_seq handle) {
 
 /* ---- reserve ---- */
 
-/* What a reservation does, to every group alike. */
+/* What a reservation does, to every group alike. Entries that hold nothing committed keep the blocks that
+ * they have. With packed tails the last entry, if it is not filled, becomes a tail or stays one; a tail that
+ * more follows after becomes a block. */
 typedef struct change {
-    int32_t want;      /* entries afterwards */
-    int32_t n_entries; /* blocks to take for new entries */
-    int32_t copy_idx;  /* entry that is shared or indexed and will be written, so that it needs a copy; -1:
-                        * none */
+    int32_t want;     /* entries afterwards */
+    int32_t n_blocks; /* blocks to take for new entries */
+    int32_t
+        copy_idx; /* entry with committed tokens that is shared, indexed or a tail, and cannot be written as
+                       * it is, so that it needs a copy; -1: none */
+    bool from_tail, to_tail; /* what copy_idx is, and what it becomes; else a block */
+    int32_t fill_idx;        /* a tail without committed tokens that becomes a block; -1: none */
+    bool drops_tail;         /* the old tail is none any more */
+    int32_t n_tiles, n_keep; /* of the tail afterwards; the first n_keep are those it has */
+    int32_t copy_tile;       /* of those: the one that is shared and will be written; -1: none */
 } change;
 
 bool paged__seq_shares(const paged_cache *cache, const paged__seq *seq, int32_t idx) {
@@ -112,92 +125,174 @@ bool paged__seq_shares(const paged_cache *cache, const paged__seq *seq, int32_t 
     return false;
 }
 
+static void plan_tail(const paged_cache *cache, const paged__seq *seq, int32_t n_tokens, change *c) {
+    /* In the last entry. Where more is asked for than a table holds it is nonsense, which nobody uses. */
+    int64_t in_last = (int64_t)seq->len + n_tokens - ((int64_t)c->want - 1) * cache->block_size;
+    int32_t end = (int32_t)PAGED_MIN(in_last, (int64_t)cache->block_size);
+    int32_t idx = seq->len / cache->block_size, offset = seq->len % cache->block_size;
+    int32_t tail = seq->has_tail ? seq->n_entries - 1 : -1;
+    bool partial = end < cache->block_size, keeps = partial && tail == c->want - 1;
+    bool adds = partial && c->want > seq->n_entries;
+    c->to_tail = partial && c->copy_idx == c->want - 1;
+    if (c->want == 0 || !(keeps || adds || c->to_tail)) end = 0;
+    c->n_blocks -= adds;
+    c->n_tiles = paged__ceil_div(end, PAGED_TILE);
+    c->drops_tail = tail >= 0 && !keeps;
+    if (keeps) {
+        c->n_keep = PAGED_MIN(paged__seq_n_tiles(cache, seq), c->n_tiles);
+        if (n_tokens > 0 && tail == idx && offset % PAGED_TILE &&
+            paged__tail_shares(cache, seq, offset / PAGED_TILE))
+            c->copy_tile = offset / PAGED_TILE;
+    } else if (tail >= 0 && tail < c->want) {
+        c->from_tail = tail == idx && offset > 0;
+        if (c->from_tail)
+            c->copy_idx = tail;
+        else
+            c->fill_idx = tail;
+    }
+}
+
 static void plan_change(const paged_cache *cache, const paged__seq *seq, int32_t n_tokens, change *c) {
     int64_t want = paged__entries_for(cache, (int64_t)seq->len + n_tokens, seq->n_entries);
     int32_t idx = seq->len / cache->block_size;
+    *c = (change){.copy_idx = -1, .fill_idx = -1, .copy_tile = -1};
     c->want = (int32_t)PAGED_MIN(want, (int64_t)INT32_MAX - 1);
-    c->n_entries = PAGED_MAX(c->want - seq->n_entries, 0);
-    c->copy_idx =
-        n_tokens > 0 && seq->len % cache->block_size != 0 && paged__seq_shares(cache, seq, idx) ? idx : -1;
+    c->n_blocks = PAGED_MAX(c->want - seq->n_entries, 0);
+    if (n_tokens > 0 && seq->len % cache->block_size != 0 && !(seq->has_tail && idx == seq->n_entries - 1) &&
+        paged__seq_shares(cache, seq, idx))
+        c->copy_idx = idx;
+    if (cache->n_tiles) plan_tail(cache, seq, n_tokens, c);
 }
 
+/* Blocks that are taken as such. */
 static int32_t n_taken_by(const change *c) {
-    return c->n_entries + (c->copy_idx >= 0);
+    return c->n_blocks + (c->copy_idx >= 0 && !c->to_tail) + (c->fill_idx >= 0);
 }
 
-/* Gives back what take_blocks() took: n_entries entries and, if it is not -1, the copy. */
-static void untake_blocks(paged_cache *cache, const paged__seq *seq, int32_t group, int32_t n_entries,
-                          int32_t copy) {
+static int32_t n_tiles_taken_by(const change *c) {
+    return c->n_tiles - c->n_keep + (c->copy_tile >= 0);
+}
+
+static int32_t blocks_needed(const paged_cache *cache, int32_t group, const change *c) {
+    int32_t n_tiles = n_tiles_taken_by(c);
+    return n_taken_by(c) + (n_tiles ? paged__tiles_blocks(cache, group, n_tiles) : 0);
+}
+
+/* What was taken for a change in one group. New entries are put behind the table's end at once. */
+typedef struct taken {
+    int32_t copy, fill, n_blocks, n_tiles; /* -1: none */
+    int32_t tiles[PAGED__TILES_MAX + 1];   /* [n_tiles] the copied one first */
+} taken;
+
+static void untake(paged_cache *cache, const paged__seq *seq, int32_t group, taken *t) {
     int32_t *table = paged__seq_table(cache, group, seq);
-    for (int32_t i = seq->n_entries + n_entries - 1; i >= seq->n_entries; i--) {
+    paged__tiles_untake(cache, group, t->n_tiles, t->tiles);
+    for (int32_t i = seq->n_entries + t->n_blocks - 1; i >= seq->n_entries; i--) {
         paged__block_unref(cache, group, table[i]);
         table[i] = -1;
     }
-    if (copy >= 0) paged__block_unref(cache, group, copy);
+    if (t->fill >= 0) paged__block_unref(cache, group, t->fill);
+    if (t->copy >= 0) paged__block_unref(cache, group, t->copy);
 }
 
-/* Takes the blocks of a change, all or none. New entries are put behind the table's end, the copied block
- * comes out in *copy. */
-static paged_status take_blocks(paged_cache *cache, const paged__seq *seq, int32_t group, const change *c,
-                                int32_t *copy) {
-    int32_t *table = paged__seq_table(cache, group, seq), n_entries = 0;
+/* The committed tokens of an entry that cannot be written as it is, to where they will be. */
+static paged_status copy_committed(paged_cache *cache, const paged__seq *seq, int32_t group, const change *c,
+                                   const taken *t) {
+    int32_t from = paged__seq_table(cache, group, seq)[PAGED_MAX(c->copy_idx, 0)];
+    int32_t n_tokens = seq->len % cache->block_size;
     size_t block_bytes = cache->groups[group].block_bytes;
+    if (c->copy_tile >= 0)
+        return paged__tile_copy(cache, group, t->tiles[0], paged__seq_tiles(cache, group, seq)[c->copy_tile]);
+    if (c->copy_idx < 0) return PAGED_OK;
+    if (c->from_tail) return paged__tail_to_block(cache, seq, group, t->copy, n_tokens);
+    if (c->to_tail) return paged__tail_from_block(cache, group, t->tiles, from, n_tokens);
+    return cache->arena.copy(cache->arena.ctx, (size_t)t->copy * block_bytes, (size_t)from * block_bytes,
+                             block_bytes);
+}
+
+/* Takes what a change needs, all or nothing. */
+static paged_status take(paged_cache *cache, const paged__seq *seq, int32_t group, const change *c,
+                         taken *t) {
+    int32_t *table = paged__seq_table(cache, group, seq), n_tiles = n_tiles_taken_by(c);
     paged_status status = PAGED_OK;
-    *copy = -1;
-    if (c->copy_idx >= 0) {
-        status = paged__block_take(cache, group, copy);
-        if (status != PAGED_OK) return status;
-        status = cache->arena.copy(cache->arena.ctx, (size_t)*copy * block_bytes,
-                                   (size_t)table[c->copy_idx] * block_bytes, block_bytes);
+    t->copy = t->fill = -1;
+    t->n_blocks = t->n_tiles = 0;
+    if (c->copy_idx >= 0 && !c->to_tail) status = paged__block_take(cache, group, &t->copy);
+    if (c->fill_idx >= 0 && status == PAGED_OK) status = paged__block_take(cache, group, &t->fill);
+    while (t->n_blocks < c->n_blocks && status == PAGED_OK) {
+        status = paged__block_take(cache, group, &table[seq->n_entries + t->n_blocks]);
+        t->n_blocks += status == PAGED_OK;
     }
-    while (n_entries < c->n_entries && status == PAGED_OK) {
-        status = paged__block_take(cache, group, &table[seq->n_entries + n_entries]);
-        n_entries += status == PAGED_OK;
+    if (n_tiles > 0 && status == PAGED_OK) {
+        status = paged__tiles_take(cache, group, n_tiles, t->tiles);
+        if (status == PAGED_OK) t->n_tiles = n_tiles;
     }
-    if (status != PAGED_OK) untake_blocks(cache, seq, group, n_entries, *copy);
+    if (status == PAGED_OK) status = copy_committed(cache, seq, group, c, t);
+    if (status != PAGED_OK) untake(cache, seq, group, t);
     return status;
 }
 
+static void apply_tail(paged_cache *cache, paged__seq *seq, int32_t group, const change *c, const taken *t) {
+    int32_t *tiles = paged__seq_tiles(cache, group, seq);
+    const int32_t *next = t->tiles;
+    paged__tail_cut(cache, seq, group, c->drops_tail ? 0 : c->n_tiles);
+    if (c->copy_tile >= 0) {
+        cache->n_frees += paged__tile_unref(cache, group, tiles[c->copy_tile]);
+        cache->n_copies++;
+        tiles[c->copy_tile] = *next++;
+    }
+    for (int32_t i = c->n_keep; i < c->n_tiles; i++) tiles[i] = *next++;
+}
+
 /* Makes a change whose blocks are taken. Cannot fail. */
-static void apply_change(paged_cache *cache, const paged__seq *seq, int32_t group, const change *c,
-                         int32_t copy) {
+static void apply_change(paged_cache *cache, paged__seq *seq, int32_t group, const change *c,
+                         const taken *t) {
     int32_t *table = paged__seq_table(cache, group, seq);
     cache->n_allocs += (uint64_t)n_taken_by(c);
-    if (copy >= 0) {
-        cache->n_frees += paged__block_unref(cache, group, table[c->copy_idx]);
-        cache->n_copies++;
-        table[c->copy_idx] = copy;
+    if (c->copy_idx >= 0) {
+        if (c->from_tail) {
+            cache->n_packed++;
+        } else {
+            cache->n_frees += paged__block_unref(cache, group, table[c->copy_idx]);
+            cache->n_copies++;
+        }
+        table[c->copy_idx] = t->copy;
     }
+    if (c->fill_idx >= 0) table[c->fill_idx] = t->fill;
     for (int32_t i = seq->n_entries - 1; i >= c->want; i--) {
+        if (table[i] < 0) continue; /* the tail */
         cache->n_frees += paged__block_unref(cache, group, table[i]);
         table[i] = -1;
     }
+    if (cache->n_tiles) apply_tail(cache, seq, group, c, t);
 }
 
 paged_status paged_seq_reserve(paged_cache *cache, paged_seq handle, int32_t n_tokens) {
     paged__seq *seq = paged__seq_find(cache, handle);
     change c;
-    int32_t need[PAGED_GROUPS_MAX], copies[PAGED_GROUPS_MAX], g;
+    taken got[PAGED_GROUPS_MAX];
+    int32_t need[PAGED_GROUPS_MAX], g;
     if (!seq) return PAGED_ERR_STALE;
     if (n_tokens < 0) return PAGED_ERR_INVALID_ARG;
     if (n_tokens > cache->max_seq_tokens - seq->len) return PAGED_ERR_TOO_LONG;
     plan_change(cache, seq, n_tokens, &c);
-    for (g = 0; g < cache->n_groups; g++) need[g] = n_taken_by(&c);
+    for (g = 0; g < cache->n_groups; g++) need[g] = blocks_needed(cache, g, &c);
     if (!paged__room_possible(cache, need) || !paged__make_room(cache, need)) {
         cache->n_refused++;
         return PAGED_ERR_NO_BLOCKS;
     }
     paged_status status = PAGED_OK;
     for (g = 0; g < cache->n_groups && status == PAGED_OK; g++) {
-        status = take_blocks(cache, seq, g, &c, &copies[g]);
+        status = take(cache, seq, g, &c, &got[g]);
     }
     if (status != PAGED_OK) {
         /* Group g - 1 is the one that failed; it has undone its own. */
-        for (g -= 2; g >= 0; g--) untake_blocks(cache, seq, g, c.n_entries, copies[g]);
+        for (g -= 2; g >= 0; g--) untake(cache, seq, g, &got[g]);
         return status;
     }
-    for (g = 0; g < cache->n_groups; g++) apply_change(cache, seq, g, &c, copies[g]);
+    for (g = 0; g < cache->n_groups; g++) apply_change(cache, seq, g, &c, &got[g]);
     seq->n_entries = c.want;
+    seq->has_tail = c.n_tiles > 0;
     seq->reserved = n_tokens;
     paged__settle_limit(cache);
     return PAGED_OK;
@@ -208,7 +303,7 @@ int32_t paged_seq_blocks_needed(const paged_cache *cache, paged_seq handle, int3
     if (!seq || group < 0 || group >= cache->n_groups || n_tokens < 0) return -1;
     change c;
     plan_change(cache, seq, n_tokens, &c);
-    return n_taken_by(&c);
+    return blocks_needed(cache, group, &c);
 }
 
 /* ---- what needs no blocks ---- */
@@ -223,9 +318,13 @@ paged_status paged_seq_slots(const paged_cache *cache, paged_seq handle, int32_t
     const int32_t *table = paged__seq_table(cache, group, seq);
     if (n > 0 && first / cache->block_size < paged__seq_first(cache, group, seq))
         return PAGED_ERR_INVALID_ARG;
+    int32_t n_blocks = seq->n_entries - seq->has_tail;
     for (int32_t i = 0; i < n; i++) {
-        int32_t pos = first + i;
-        slots[i] = (int64_t)table[pos / cache->block_size] * cache->block_size + pos % cache->block_size;
+        int32_t pos = first + i, idx = pos / cache->block_size, offset = pos % cache->block_size;
+        slots[i] = idx < n_blocks
+                       ? (int64_t)table[idx] * cache->block_size + offset
+                       : (int64_t)paged__seq_tiles(cache, group, seq)[offset / PAGED_TILE] * PAGED_TILE +
+                             offset % PAGED_TILE;
     }
     return PAGED_OK;
 }
@@ -275,6 +374,8 @@ paged_status paged_seq_truncate(paged_cache *cache, paged_seq handle, int32_t n_
     cache->n_tokens -= seq->len - n_tokens;
     seq->len = n_tokens;
     seq->reserved = 0;
+    for (int32_t g = 0; g < cache->n_groups && seq->has_tail; g++)
+        paged__tail_cut(cache, seq, g, paged__seq_n_tiles(cache, seq));
     paged__settle_limit(cache);
     return PAGED_OK;
 }
@@ -312,6 +413,7 @@ paged_status paged_seq_fork(paged_cache *cache, paged_seq parent_handle, paged_s
     memcpy(child->tokens, parent->tokens, (size_t)parent->len * sizeof *child->tokens);
     child->len = parent->len;
     child->n_entries = n_entries;
+    child->has_tail = parent->has_tail && n_entries == parent->n_entries;
     child->space = parent->space;
     child->tip = parent->tip;
     paged__node_enter(cache, child->tip);
@@ -321,8 +423,14 @@ paged_status paged_seq_fork(paged_cache *cache, paged_seq parent_handle, paged_s
         const int32_t *from = paged__seq_table(cache, g, parent);
         int32_t *to = paged__seq_table(cache, g, child);
         for (int32_t i = paged__seq_first(cache, g, parent); i < n_entries; i++) {
+            if (from[i] < 0) continue; /* the tail */
             paged__block_ref(cache, g, from[i]);
             to[i] = from[i];
+        }
+        for (int32_t i = 0; i < paged__seq_n_tiles(cache, child); i++) {
+            int32_t tile = paged__seq_tiles(cache, g, parent)[i];
+            paged__tile_ref(cache, g, tile);
+            paged__seq_tiles(cache, g, child)[i] = tile;
         }
     }
     return PAGED_OK;

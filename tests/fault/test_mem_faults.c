@@ -4,7 +4,15 @@
 #include "mem/mem.h"
 #include "test.h"
 
-enum { BLOCK_SIZE = 4, N_SEQS = 4, MAX_ENTRIES = 16, GROUPS = 2, POOL_BYTES = 32 << 20 };
+enum { N_SEQS = 4, MAX_ENTRIES = 16, MAX_TILES = 2, GROUPS = 2, POOL_BYTES = 32 << 20 };
+
+/* Blocks of 4; or of 32 with packed tails, then all lengths are eight times as many; or windows. */
+static const struct kind {
+    int32_t unit;
+    bool packed_tails;
+    int32_t window; /* of group 1 */
+} kinds[] = {{1, false, 0}, {8, true, 0}, {1, false, 3}, {8, true, 24}};
+static const struct kind *kind = kinds;
 
 /* ---- what fails ---- */
 
@@ -60,28 +68,33 @@ struct world {
 };
 
 /* Blocks of 1 MiB and of 768 KiB, so that most blocks that are taken back a granule. */
-static const paged_group_config groups[GROUPS] = {
-    {.n_layers = 4, .n_kv_heads = 64, .head_dim_k = 128, .type = PAGED_TYPE_F32},
-    {.n_layers = 3, .n_kv_heads = 64, .head_dim_k = 128, .type = PAGED_TYPE_F32}};
-
 static paged_status create_cache(struct world *w, bool own_arena, paged_cache **out) {
+    paged_group_config groups[GROUPS] = {{.n_layers = 4, .head_dim_k = 128, .type = PAGED_TYPE_F32},
+                                         {.n_layers = 3, .head_dim_k = 128, .type = PAGED_TYPE_F32}};
+    for (int32_t g = 0; g < GROUPS; g++) {
+        groups[g].n_kv_heads = 64 / kind->unit;
+        groups[g].layout = kind->packed_tails ? PAGED_LAYOUT_PACKED : PAGED_LAYOUT_PLAIN;
+    }
+    groups[1].window = kind->window;
     const paged_cache_config config = {.struct_size = sizeof config,
                                        .groups = groups,
                                        .n_groups = GROUPS,
-                                       .block_size = BLOCK_SIZE,
+                                       .block_size = 4 * kind->unit,
                                        .pool_bytes = POOL_BYTES,
                                        .max_seqs = N_SEQS,
-                                       .max_seq_tokens = 200,
+                                       .max_seq_tokens = 50 * 4 * kind->unit,
+                                       .packed_tails = kind->packed_tails,
                                        .arena = own_arena ? NULL : &w->arena};
     return paged_cache_create(&config, out, NULL);
 }
 
 /* Sequence 0 has 6 tokens, sequence 1 is its fork, sequence 2 is empty; row 3 is free. A prompt of 10
  * tokens is cached: two full blocks and a sealed tail. */
-static const int32_t prompt[11] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+static int32_t prompt[11 * 8]; /* 1, 2, 3 … */
 
 static void open_world(struct world *w) {
-    const int32_t tokens[6] = {1, 2, 3, 4, 5, 6};
+    const int32_t n = kind->unit;
+    for (int32_t i = 0; i < 11 * 8; i++) prompt[i] = i + 1;
     memset(w, 0, sizeof *w);
     CHECK_EQ(paged_arena_create_host(POOL_BYTES, &w->host, NULL), PAGED_OK);
     w->arena = w->host;
@@ -92,13 +105,13 @@ static void open_world(struct world *w) {
     CHECK_EQ(create_cache(w, false, &w->cache), PAGED_OK);
     CHECK_EQ(paged_seq_create(w->cache, &w->seqs[3]), PAGED_OK);
     CHECK_EQ(paged_seq_match(w->cache, w->seqs[3], &(paged_namespace){0}, NULL, 0, NULL), PAGED_OK);
-    CHECK_EQ(paged_seq_reserve(w->cache, w->seqs[3], 10), PAGED_OK);
-    CHECK_EQ(paged_seq_commit(w->cache, w->seqs[3], prompt, 10), PAGED_OK);
+    CHECK_EQ(paged_seq_reserve(w->cache, w->seqs[3], 10 * n), PAGED_OK);
+    CHECK_EQ(paged_seq_commit(w->cache, w->seqs[3], prompt, 10 * n), PAGED_OK);
     CHECK_EQ(paged_seq_free(w->cache, w->seqs[3]), PAGED_OK);
     w->seqs[3] = 0;
     CHECK_EQ(paged_seq_create(w->cache, &w->seqs[0]), PAGED_OK);
-    CHECK_EQ(paged_seq_reserve(w->cache, w->seqs[0], 6), PAGED_OK);
-    CHECK_EQ(paged_seq_commit(w->cache, w->seqs[0], tokens, 6), PAGED_OK);
+    CHECK_EQ(paged_seq_reserve(w->cache, w->seqs[0], 6 * n), PAGED_OK);
+    CHECK_EQ(paged_seq_commit(w->cache, w->seqs[0], prompt, 6 * n), PAGED_OK);
     CHECK_EQ(paged_seq_fork(w->cache, w->seqs[0], &w->seqs[1]), PAGED_OK);
     CHECK_EQ(paged_seq_create(w->cache, &w->seqs[2]), PAGED_OK);
 }
@@ -111,8 +124,9 @@ static void close_world(struct world *w) {
 /* Everything that a caller can see, but the memory backed so far: granules that were backed stay so. */
 struct view {
     paged_cache_stats stats;
-    int32_t lens[N_SEQS], reserved[N_SEQS], tokens[N_SEQS][6];
+    int32_t lens[N_SEQS], reserved[N_SEQS], tokens[N_SEQS][6 * 8];
     int32_t tables[GROUPS][N_SEQS][MAX_ENTRIES];
+    int32_t tiles[GROUPS][N_SEQS][MAX_TILES];
     int32_t refs[GROUPS][40];
 };
 
@@ -133,6 +147,7 @@ static void look(const struct world *w, struct view *view) {
         CHECK_EQ(paged_cache_tables(w->cache, g, &tables), PAGED_OK);
         for (int32_t s = 0; s < N_SEQS; s++)
             memcpy(view->tables[g][s], tables.blocks + s * tables.seq_stride, sizeof view->tables[g][s]);
+        if (tables.tail_tiles) memcpy(view->tiles[g], tables.tail_tiles, sizeof view->tiles[g]);
         for (int32_t b = 0; b < 40; b++) view->refs[g][b] = paged_block_refs(w->cache, g, b);
     }
 }
@@ -187,23 +202,24 @@ static paged_status fork_seq(struct world *w) {
 
 /* Takes blocks of both groups, copies the shared tail, grows the tokens. */
 static paged_status reserve_shared(struct world *w) {
-    return paged_seq_reserve(w->cache, w->seqs[1], 30);
+    return paged_seq_reserve(w->cache, w->seqs[1], 30 * kind->unit);
 }
 
 static paged_status reserve_empty(struct world *w) {
-    return paged_seq_reserve(w->cache, w->seqs[2], 20);
+    return paged_seq_reserve(w->cache, w->seqs[2], 20 * kind->unit);
 }
 
 static paged_status commit_and_truncate(struct world *w) {
     paged_status status = paged_seq_commit(w->cache, w->seqs[0], NULL, 0);
-    return status == PAGED_OK ? paged_seq_truncate(w->cache, w->seqs[0], 6) : status;
+    return status == PAGED_OK ? paged_seq_truncate(w->cache, w->seqs[0], 6 * kind->unit) : status;
 }
 
 /* Shares two blocks, copies the tail in both groups. */
 static paged_status match_prompt(struct world *w) {
     paged_match got = {0};
-    paged_status status = paged_seq_match(w->cache, w->seqs[2], &(paged_namespace){0}, prompt, 11, &got);
-    if (status == PAGED_OK) CHECK_EQ(got.n_matched, 10);
+    paged_status status =
+        paged_seq_match(w->cache, w->seqs[2], &(paged_namespace){0}, prompt, 10 * kind->unit + 1, &got);
+    if (status == PAGED_OK) CHECK_EQ(got.n_matched, 10 * kind->unit);
     return status;
 }
 
@@ -233,11 +249,49 @@ static paged_status trim(struct world *w) {
 }
 
 static void memory_survives_faults(void) {
+    kind = &kinds[0];
     CHECK(fail_each(compact, spread) >= 2); /* a copy in each group */
     CHECK(fail_each(trim, spread) >= 2);
 }
 
-static void sequences_survive_faults(void) {
+/* Sealing a tail takes a block and copies; if that fails it is not sealed, and nothing else is different. */
+static paged_status free_unsealed(struct world *w) {
+    static int32_t others[6 * 8];
+    for (int32_t i = 0; i < 6 * 8; i++) others[i] = 1000 + i;
+    paged_status status = paged_seq_match(w->cache, w->seqs[2], &(paged_namespace){0}, NULL, 0, NULL);
+    if (status == PAGED_OK) status = paged_seq_reserve(w->cache, w->seqs[2], 6 * kind->unit);
+    if (status != PAGED_OK) return status;
+    CHECK_EQ(paged_seq_commit(w->cache, w->seqs[2], others, 6 * kind->unit), PAGED_OK);
+    CHECK_EQ(paged_seq_free(w->cache, w->seqs[2]), PAGED_OK);
+    return PAGED_OK;
+}
+
+static void sealing_survives_faults(void) {
+    paged_cache_stats stats;
+    bool fired = true;
+    kind = &kinds[1];
+    for (int64_t n = 1; fired; n++) {
+        struct world w;
+        paged_allocator_set(&allocator);
+        open_world(&w);
+        fault.fired = false;
+        fault.countdown = n;
+        paged_status status = free_unsealed(&w);
+        fault.countdown = 0;
+        fired = fault.fired;
+        check_world(&w);
+        if (status == PAGED_OK) {
+            paged_cache_get_stats(w.cache, &stats);
+            CHECK_EQ(stats.n_seqs, 2);
+            CHECK_EQ(stats.n_cached, fired ? 8 : 10); /* the full block, and the sealed one or not */
+        }
+        close_world(&w);
+        CHECK_EQ(fault.n_live, 0);
+        paged_allocator_set(NULL);
+    }
+}
+
+static void sequences_of_kind_survive_faults(void) {
     CHECK_EQ(fail_each(create_seq, NULL), 0);
     CHECK_EQ(fail_each(commit_and_truncate, NULL), 0);
     CHECK_EQ(fail_each(fork_seq, NULL), 0);
@@ -249,8 +303,17 @@ static void sequences_survive_faults(void) {
     CHECK(fail_each(reserve_shared, NULL) >= 2 + 4);
 }
 
+static void sequences_survive_faults(void) {
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        kind = &kinds[i];
+        sequences_of_kind_survive_faults();
+    }
+}
+
 static void create_survives_faults(void) {
-    for (int own_arena = 0; own_arena < 2; own_arena++) {
+    for (int i = 0; i < 8; i++) {
+        bool own_arena = i % 2;
+        kind = &kinds[i / 2];
         bool fired = true;
         int32_t n_failed = 0;
         for (int64_t n = 1; fired; n++) {
@@ -275,9 +338,11 @@ static void create_survives_faults(void) {
         }
         /* The cache, its arena, extents, their stack, granules, rows, tokens, three arrays a group, eight
          * of the index. */
-        CHECK_EQ(n_failed, 6 + own_arena + 3 * GROUPS + 8);
+        int32_t n_more = (kind->packed_tails ? 3 * GROUPS : 0) + (kind->window ? 3 : 0);
+        CHECK_EQ(n_failed, 6 + own_arena + 3 * GROUPS + 8 + n_more);
     }
 }
 
-#define TESTS(X) X(sequences_survive_faults) X(memory_survives_faults) X(create_survives_faults)
+#define TESTS(X)                                                                                             \
+    X(sequences_survive_faults) X(memory_survives_faults) X(sealing_survives_faults) X(create_survives_faults)
 TEST_MAIN(TESTS)

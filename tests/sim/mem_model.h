@@ -2,7 +2,8 @@
  * applied to both.
  *
  * A model sequence is its tokens and for each group a list of pages; a page is a number that was never used
- * before. What a group with a window has of a sequence follows from its length.
+ * before. With packed tails the last one may be tiles instead, numbers of the same kind; which blocks they
+ * lie in is the cache's matter. What a group with a window has of a sequence follows from its length.
  * References are not counted but looked up: a page is shared if another sequence lists it. The model's
  * index is what the events say and nothing else; what a match must give follows from it by comparing
  * everything. What a position holds follows from the tokens up to it, so keys and values that were written
@@ -20,7 +21,9 @@ enum {
     MODEL_ENTRIES = 4096,
     MODEL_SPACES = 3,
     MODEL_PINS = 64,
-    MODEL_GROUPS = 3
+    MODEL_GROUPS = 3,
+    MODEL_LAYERS = 2,
+    MODEL_TILES = 16
 };
 
 /* An entry of the index; its place is what the event named it. */
@@ -38,16 +41,20 @@ struct model_seq {
     int32_t space; /* -1: none */
     int32_t tokens[MODEL_TOKENS];
     int64_t pages[MODEL_GROUPS][MODEL_PAGES];
+    int32_t n_tiles; /* of the entry behind the pages; 0: there is none */
+    int64_t tiles[MODEL_GROUPS][MODEL_TILES];
 };
 
 struct model {
     paged_cache *cache;
-    paged_kv kv[PAGED_GROUPS_MAX]; /* of layer 0 */
+    paged_kv kv[MODEL_GROUPS][MODEL_LAYERS];
+    int32_t n_layers[MODEL_GROUPS];
     int32_t n_groups, block_size, max_seq_tokens;
     int32_t windows[MODEL_GROUPS]; /* 0: none */
     int32_t n_pages_max;           /* of the pool; 0: not known, the groups' blocks differ */
     int64_t next_page;
-    uint64_t n_refused, n_copies;
+    int32_t tiles_a_block; /* 0: no packed tails */
+    uint64_t n_refused, n_copies, n_packed;
     paged_seq stale; /* a handle that was freed */
     struct model_seq seqs[MODEL_SEQS];
     /* the index */
@@ -102,7 +109,7 @@ static bool model_listed(const struct model *m, int32_t g, int64_t page, int32_t
 }
 
 static int32_t model_used(const struct model *m, int32_t g) {
-    int32_t n = 0;
+    int32_t n = m->cache->groups[g].n_divided;
     for (int32_t s = 0; s < MODEL_SEQS; s++) {
         for (int32_t i = model_first(m, g, m->seqs[s].len); i < m->seqs[s].n_pages; i++)
             n += !model_listed(m, g, m->seqs[s].pages[g][i], s, 0);
@@ -121,6 +128,36 @@ static bool model_indexed(const struct model *m, int32_t g, int64_t page) {
         if (entry->live && (entry->groups >> g & 1) && entry->pages[g] == page) return true;
     }
     return false;
+}
+
+/* Tile idx of the sequence's tail has another owner, in any group. */
+static bool model_tile_shared(const struct model *m, const struct model_seq *s, int32_t idx) {
+    for (int32_t g = 0; g < m->n_groups; g++) {
+        for (int32_t o = 0; o < MODEL_SEQS; o++) {
+            const struct model_seq *other = &m->seqs[o];
+            if (other != s && idx < other->n_tiles && other->tiles[g][idx] == s->tiles[g][idx]) return true;
+        }
+    }
+    return false;
+}
+
+/* How many tiles there are, in any group. */
+static int32_t model_tiles(const struct model *m) {
+    int32_t n = 0;
+    for (int32_t s = 0; s < MODEL_SEQS; s++) {
+        for (int32_t i = 0; i < m->seqs[s].n_tiles; i++) {
+            bool first = true; /* shared ones stand at the same place */
+            for (int32_t o = 0; o < s; o++)
+                first &= i >= m->seqs[o].n_tiles || m->seqs[o].tiles[0][i] != m->seqs[s].tiles[0][i];
+            n += first;
+        }
+    }
+    return n;
+}
+
+static void model_new_tile(struct model *m, struct model_seq *s, int32_t idx) {
+    for (int32_t g = 0; g < m->n_groups; g++) s->tiles[g][idx] = m->next_page;
+    m->next_page++;
 }
 
 /* Somebody else has the page that the sequence writes in next, in any group. */
@@ -184,7 +221,8 @@ static void model_event(void *user, const paged_event *event) {
                               .groups = all,
                               .space = m->acting->space};
     memcpy(e->tokens, event->tokens, (size_t)event->n_tokens * sizeof *e->tokens);
-    for (int32_t g = 0; g < m->n_groups; g++) e->pages[g] = m->acting->pages[g][e->depth];
+    for (int32_t g = 0; g < m->n_groups; g++) /* a sealed tail becomes a page */
+        e->pages[g] = e->depth < m->acting->n_pages ? m->acting->pages[g][e->depth] : m->next_page++;
     if (id >= m->n_entries) m->n_entries = id + 1;
     m->surprise |= bad;
 }
@@ -295,11 +333,29 @@ static void model_check_index(const struct model *m) {
 
 /* ---- keys and values: one number for K, one for V, from the tokens up to the position ---- */
 
-static uint32_t *model_cell(const struct model *m, int32_t g, int64_t slot, bool v) {
-    const paged_kv *kv = &m->kv[g];
-    int64_t block = slot / kv->block_size, offset = slot % kv->block_size;
-    uint8_t *base = (v ? kv->v : kv->k) + block * kv->block_stride;
-    return (uint32_t *)(void *)(base + offset * (v ? kv->head_dim_v : kv->head_dim_k) * 4);
+static uint32_t *model_cell(const paged_kv *kv, int32_t head, int64_t slot, bool v) {
+    int64_t block = slot / kv->block_size, offset = slot % kv->block_size,
+            first = offset - offset % PAGED_TILE;
+    int64_t head_dim = v ? kv->head_dim_v : kv->head_dim_k, at = offset * head_dim;
+    if (kv->layout == PAGED_LAYOUT_PACKED && !v) at = first * head_dim + offset - first;
+    return (uint32_t *)(void *)((v ? kv->v : kv->k) + block * kv->block_stride +
+                                head * (v ? kv->v_head_stride : kv->k_head_stride) + at * 4);
+}
+
+/* All layers and heads of a slot. */
+static void model_slot(const struct model *m, int32_t g, int64_t slot, uint64_t path, bool write) {
+    for (int32_t layer = 0; layer < m->n_layers[g]; layer++) {
+        const paged_kv *kv = &m->kv[g][layer];
+        for (int32_t head = 0; head < kv->n_kv_heads; head++) {
+            uint32_t *k = model_cell(kv, head, slot, false), *v = model_cell(kv, head, slot, true);
+            uint64_t want = path + (uint64_t)(g + 7 * layer + 31 * head) * 0x100000001;
+            if (write) {
+                *k = (uint32_t)want;
+                *v = (uint32_t)(want >> 32);
+            }
+            CHECK(*k == (uint32_t)want && *v == (uint32_t)(want >> 32));
+        }
+    }
 }
 
 static uint64_t model_step(uint64_t path, int32_t token) {
@@ -322,12 +378,7 @@ static void model_payload(const struct model *m, const struct model_seq *s, int3
         CHECK_EQ(paged_seq_slots(m->cache, s->handle, g, from, first + n - from, slots), PAGED_OK);
         for (int32_t i = 0; i < first + n - from; i++) {
             path = model_step(path, s->tokens[from + i]);
-            uint32_t k = (uint32_t)(path + (uint64_t)g), v = (uint32_t)(path >> 32);
-            if (write) {
-                *model_cell(m, g, slots[i], false) = k;
-                *model_cell(m, g, slots[i], true) = v;
-            }
-            CHECK(*model_cell(m, g, slots[i], false) == k && *model_cell(m, g, slots[i], true) == v);
+            model_slot(m, g, slots[i], path, write);
         }
     }
 }
@@ -353,6 +404,8 @@ static void model_check(const struct model *m) {
     CHECK_EQ(stats.n_used, n_used);
     CHECK_EQ(stats.n_refused, m->n_refused);
     CHECK_EQ(stats.n_copies, m->n_copies);
+    CHECK_EQ(stats.n_tail_tiles, model_tiles(m) * m->n_groups);
+    CHECK_EQ(stats.n_divided == 0, stats.n_tail_tiles == 0);
     int32_t n_live = 0;
     for (int32_t i = 0; i < MODEL_SEQS; i++) n_live += m->seqs[i].handle != 0;
     CHECK_EQ(stats.n_seqs, n_live);
@@ -380,7 +433,7 @@ static void model_create(struct model *m) {
         return;
     }
     s->handle = handle;
-    s->len = s->reserved = s->n_pages = 0;
+    s->len = s->reserved = s->n_pages = s->n_tiles = 0;
     s->space = -1;
 }
 
@@ -422,7 +475,8 @@ static void model_match(struct model *m, struct model_seq *s, int32_t space, con
     s->n_pages = n_full;
     if (got.why == PAGED_MISS_NO_BLOCK && m->n_pages_max) CHECK(model_used(m, 0) + 2 > m->n_pages_max);
     if (got.n_copied) {
-        model_new_pages(m, s, s->n_pages++);
+        if (!m->tiles_a_block) model_new_pages(m, s, s->n_pages++);
+        while (m->tiles_a_block && s->n_tiles * PAGED_TILE < got.n_copied) model_new_tile(m, s, s->n_tiles++);
         m->n_copies += (uint64_t)m->n_groups;
         m->n_tails++;
     }
@@ -467,35 +521,85 @@ static void model_fork(struct model *m, struct model_seq *parent) {
     s->reserved = 0;
     s->space = parent->space;
     s->n_pages = (s->len + m->block_size - 1) / m->block_size;
+    s->n_tiles = 0;
+    if (s->n_pages > parent->n_pages) {
+        s->n_pages = parent->n_pages;
+        s->n_tiles = (s->len - s->n_pages * m->block_size + PAGED_TILE - 1) / PAGED_TILE;
+        memcpy(s->tiles, parent->tiles, sizeof s->tiles);
+    }
     memcpy(s->tokens, parent->tokens, (size_t)s->len * sizeof *s->tokens);
     memcpy(s->pages, parent->pages, sizeof s->pages);
 }
 
+/* What a reservation takes, and with `apply` takes it: entry by entry from the one that is written next. */
+struct model_need {
+    int32_t pages, tiles, copies, packed;
+};
+
+static struct model_need model_grow(struct model *m, struct model_seq *s, int32_t n, bool apply) {
+    struct model_need need = {0};
+    int32_t end = s->len + n, want = (end + m->block_size - 1) / m->block_size, n_tiles = 0;
+    int32_t tail = s->n_tiles ? s->n_pages : -1, n_entries = s->n_pages + (tail >= 0);
+    for (int32_t i = s->len / m->block_size; i < want; i++) {
+        int32_t in_last = end - i * m->block_size, offset = s->len - i * m->block_size;
+        bool small = m->tiles_a_block && in_last<m->block_size, content = offset> 0;
+        int32_t small_tiles = small ? (in_last + PAGED_TILE - 1) / PAGED_TILE : 0;
+        bool fresh = i >= n_entries, copies = i < s->n_pages && content && n > 0 && model_must_copy(m, s);
+        if (i == tail && small) {
+            n_tiles = small_tiles;
+            bool one =
+                content && n > 0 && offset % PAGED_TILE && model_tile_shared(m, s, offset / PAGED_TILE);
+            need.copies += one;
+            need.tiles += one + (n_tiles > s->n_tiles ? n_tiles - s->n_tiles : 0);
+            if (apply && one) model_new_tile(m, s, offset / PAGED_TILE);
+            for (int32_t t = s->n_tiles; apply && t < n_tiles; t++) model_new_tile(m, s, t);
+        } else if (fresh || copies || i == tail) {
+            need.copies += copies;
+            need.packed += i == tail && content;
+            need.pages += !small;
+            need.tiles += small_tiles;
+            n_tiles = small_tiles;
+            if (apply && !small) model_new_pages(m, s, i);
+            for (int32_t t = 0; apply && t < n_tiles; t++) model_new_tile(m, s, t);
+        }
+    }
+    if (n == 0 && tail >= 0 && tail == want - 1)
+        n_tiles = (end - tail * m->block_size + PAGED_TILE - 1) / PAGED_TILE;
+    if (!apply) return need;
+    s->n_tiles = n_tiles;
+    s->n_pages = want - (n_tiles > 0);
+    s->reserved = n;
+    return need;
+}
+
 static void model_reserve(struct model *m, struct model_seq *s, int32_t n) {
-    int32_t want = (s->len + n + m->block_size - 1) / m->block_size, tail = s->len / m->block_size;
-    bool copies = n > 0 && model_must_copy(m, s);
-    int32_t need = (want > s->n_pages ? want - s->n_pages : 0) + copies;
-    for (int32_t g = 0; g < m->n_groups; g++)
-        CHECK_EQ(paged_seq_blocks_needed(m->cache, s->handle, g, n), need);
-    paged_status status = paged_seq_reserve(m->cache, s->handle, n);
+    static struct model_seq before;
+    struct model_need need = model_grow(m, s, n, false);
+    int32_t blocks = 0;
+    for (int32_t g = 0; g < m->n_groups; g++) {
+        int32_t more = need.tiles - m->cache->groups[g].n_free_tiles;
+        blocks = need.pages + (more > 0 ? (more + m->tiles_a_block - 1) / m->tiles_a_block : 0);
+        CHECK_EQ(paged_seq_blocks_needed(m->cache, s->handle, g, n), blocks);
+    }
     if (s->len + n > m->max_seq_tokens) {
-        CHECK_EQ(status, PAGED_ERR_TOO_LONG);
+        CHECK_EQ(paged_seq_reserve(m->cache, s->handle, n), PAGED_ERR_TOO_LONG);
         return;
     }
-    if (m->n_pages_max)
-        CHECK_EQ(status,
-                 need > 0 && model_used(m, 0) + need > m->n_pages_max ? PAGED_ERR_NO_BLOCKS : PAGED_OK);
+    before = *s;
+    model_grow(m, s, n, true); /* what it lets go may be evicted by the same call */
+    paged_status status = paged_seq_reserve(m->cache, s->handle, n);
     if (status != PAGED_OK) {
+        *s = before;
         CHECK_EQ(status, PAGED_ERR_NO_BLOCKS);
-        CHECK(need > 0);
+        CHECK(need.pages + need.tiles > 0);
+        if (m->n_pages_max) CHECK(model_used(m, 0) + blocks > m->n_pages_max);
         m->n_refused++;
         return;
     }
-    if (copies) model_new_pages(m, s, tail);
-    m->n_copies += copies ? (uint64_t)m->n_groups : 0;
-    for (int32_t i = s->n_pages; i < want; i++) model_new_pages(m, s, i);
-    s->n_pages = want;
-    s->reserved = n;
+    m->n_copies += (uint64_t)(need.copies * m->n_groups);
+    m->n_packed += (uint64_t)(need.packed * m->n_groups);
+    /* Before the reservation they fitted; what it let go can only make it less. */
+    if (m->n_pages_max && blocks > 0) CHECK(model_used(m, 0) <= m->n_pages_max);
 }
 
 static void model_commit(struct model *m, struct model_seq *s, int32_t n, uint64_t *rand) {
@@ -518,9 +622,12 @@ static void model_truncate(struct model *m, struct model_seq *s, int32_t n) {
     for (int32_t g = 0; g < m->n_groups; g++)
         refused |= n > 0 && model_first(m, g, n) < model_first(m, g, s->len);
     if (!refused) { /* what goes may be evicted by the same call */
+        int32_t n_entries = (n + m->block_size - 1) / m->block_size;
         s->len = n;
         s->reserved = 0;
-        s->n_pages = (n + m->block_size - 1) / m->block_size;
+        s->n_tiles =
+            n_entries > s->n_pages ? (n - s->n_pages * m->block_size + PAGED_TILE - 1) / PAGED_TILE : 0;
+        s->n_pages = n_entries - (s->n_tiles > 0);
     }
     CHECK_EQ(paged_seq_truncate(m->cache, s->handle, n), refused ? PAGED_ERR_INVALID_ARG : PAGED_OK);
 }
@@ -532,7 +639,7 @@ static void model_free(struct model *m, struct model_seq *s) {
     m->stale = s->handle;
     m->acting = m->leaving = NULL;
     s->handle = 0;
-    s->len = s->reserved = s->n_pages = 0;
+    s->len = s->reserved = s->n_pages = s->n_tiles = 0;
 }
 
 /* Every call with a handle that is not valid. */
@@ -568,9 +675,13 @@ static void model_open(struct model *m, const paged_cache_config *config) {
     m->n_groups = config->n_groups;
     m->block_size = config->block_size;
     m->max_seq_tokens = config->max_seq_tokens;
+    m->tiles_a_block = config->packed_tails ? config->block_size / PAGED_TILE : 0;
     CHECK(m->n_groups <= MODEL_GROUPS);
     for (int32_t g = 0; g < m->n_groups; g++) {
-        CHECK_EQ(paged_cache_kv(m->cache, g, 0, &m->kv[g]), PAGED_OK);
+        m->n_layers[g] = config->groups[g].n_layers;
+        CHECK(m->n_layers[g] <= MODEL_LAYERS);
+        for (int32_t layer = 0; layer < m->n_layers[g]; layer++)
+            CHECK_EQ(paged_cache_kv(m->cache, g, layer, &m->kv[g][layer]), PAGED_OK);
         m->windows[g] = config->groups[g].window;
     }
 }

@@ -1,12 +1,18 @@
 /* Goal: small worlds have no corner that chance missed. Method: every sequence of up to 7 operations (8
- * with --long; one less where prefixes are reused) on a pool of 3 blocks of 2 tokens, on a cache and on the
- * naive model; the cache is used again from one sequence of operations to the next, so that old state would
- * show. */
+ * with --long; one less where prefixes are reused) on a pool of 3 blocks of 2 tokens, or of 32 with packed
+ * tails, on a cache and on the naive model; the cache is used again from one sequence of operations to the
+ * next, so that old state would show. */
 #include "sim/mem_model.h"
 
 enum { N_DEEP = 8, N_OPERATIONS = 17 };
 
 static bool reuses; /* sequences are matched when they are made */
+
+/* Tokens: a piece of a block, more than one block, what truncate cuts, a prompt. Blocks of 2; of 32, where a
+ * piece ends inside a tile. */
+static const struct sizes {
+    int32_t block, piece, more, cut, prompt;
+} two = {2, 1, 3, 1, 5}, packed = {32, 11, 40, 9, 75}, *sizes;
 
 /* Applies operation `op`; false if it makes no sense here, because its sequence does not live. */
 static bool apply(struct model *m, int32_t op, uint64_t *rand) {
@@ -16,12 +22,12 @@ static bool apply(struct model *m, int32_t op, uint64_t *rand) {
         for (int32_t i = 0; reuses && i < MODEL_SEQS; i++) {
             struct model_seq *created = &m->seqs[i];
             if (created->handle && !created->len && !created->reserved && created->space < 0)
-                model_match(m, created, 0, m->seqs[0].tokens, 5);
+                model_match(m, created, 0, m->seqs[0].tokens, sizes->prompt);
         }
         return true;
     }
     if (op == 16) { /* pinned until the next clear() */
-        if (reuses) model_keep(m, 0, m->seqs[0].tokens, 4, 1, m->now + 1);
+        if (reuses) model_keep(m, 0, m->seqs[0].tokens, 2 * sizes->block, 1, m->now + 1);
         return reuses;
     }
     if (op == 8) s = &m->seqs[2];
@@ -29,11 +35,11 @@ static bool apply(struct model *m, int32_t op, uint64_t *rand) {
     switch (op) {
     case 1:
     case 9:
-        model_reserve(m, s, 1);
+        model_reserve(m, s, sizes->piece);
         break;
     case 2:
     case 10:
-        model_reserve(m, s, 3);
+        model_reserve(m, s, sizes->more);
         break;
     case 3:
     case 11:
@@ -41,7 +47,7 @@ static bool apply(struct model *m, int32_t op, uint64_t *rand) {
         break;
     case 4:
     case 12:
-        model_truncate(m, s, s->len > 0 ? s->len - 1 : 0);
+        model_truncate(m, s, s->len > sizes->cut ? s->len - sizes->cut : 0);
         break;
     case 5:
     case 13:
@@ -56,7 +62,7 @@ static bool apply(struct model *m, int32_t op, uint64_t *rand) {
         model_reserve(m, s, 0);
         break;
     case 15:
-        model_commit(m, s, s->reserved > 0, rand);
+        model_commit(m, s, s->reserved < sizes->piece ? s->reserved : sizes->piece, rand);
         break;
     }
     return true;
@@ -95,18 +101,24 @@ static int64_t enumerate(struct model *m, int32_t n_deep) {
     return n_paths;
 }
 
-static void every_short_sequence_of(bool with_reuse, int32_t window) {
+static void every_short_sequence_of(const struct sizes *of, bool with_reuse, int32_t window) {
     reuses = with_reuse;
+    sizes = of;
     static struct model m;
-    paged_group_config group = {
-        .n_layers = 1, .n_kv_heads = 1, .head_dim_k = 1, .type = PAGED_TYPE_F32, .window = window};
+    paged_group_config group = {.n_layers = 1,
+                                .n_kv_heads = 1,
+                                .head_dim_k = 1,
+                                .type = PAGED_TYPE_F32,
+                                .layout = of->block > 2 ? PAGED_LAYOUT_PACKED : PAGED_LAYOUT_PLAIN,
+                                .window = window};
     paged_cache_config config = {.struct_size = sizeof config,
                                  .groups = &group,
                                  .n_groups = 1,
-                                 .block_size = 2,
-                                 .pool_bytes = 3 * 2 * 8,
+                                 .block_size = of->block,
+                                 .pool_bytes = (size_t)(3 * 8 * of->block),
                                  .max_seqs = MODEL_SEQS,
-                                 .max_seq_tokens = 7,
+                                 .max_seq_tokens = 7 * of->block / 2,
+                                 .packed_tails = of->block > 2,
                                  .poison = true};
     memset(&m, 0, sizeof m);
     m.n_pages_max = 3;
@@ -118,19 +130,26 @@ static void every_short_sequence_of(bool with_reuse, int32_t window) {
 }
 
 static void every_short_sequence(void) {
-    every_short_sequence_of(false, 0);
+    every_short_sequence_of(&two, false, 0);
 }
 
 static void every_short_sequence_with_reuse(void) {
-    every_short_sequence_of(true, 0);
+    every_short_sequence_of(&two, true, 0);
 }
 
 static void every_short_sequence_in_a_window(void) {
-    every_short_sequence_of(false, 3);
-    every_short_sequence_of(true, 1);
-    every_short_sequence_of(true, 2);
+    every_short_sequence_of(&two, false, 3);
+    every_short_sequence_of(&two, true, 1);
+    every_short_sequence_of(&two, true, 2);
+}
+
+static void every_short_sequence_with_tails(void) {
+    every_short_sequence_of(&packed, false, 0);
+    every_short_sequence_of(&packed, true, 0);
+    every_short_sequence_of(&packed, true, 40);
 }
 
 #define TESTS(X)                                                                                             \
-    X(every_short_sequence) X(every_short_sequence_with_reuse) X(every_short_sequence_in_a_window)
+    X(every_short_sequence)                                                                                  \
+    X(every_short_sequence_with_reuse) X(every_short_sequence_in_a_window) X(every_short_sequence_with_tails)
 TEST_MAIN(TESTS)

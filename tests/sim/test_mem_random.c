@@ -16,7 +16,7 @@ static struct book book;
 static paged_arena arena;
 static int32_t n_pool; /* n_pages_max without a limit */
 
-/* A pool of 2 … 40 blocks a group. K and V are one layer of one head in f32, so that the payload has room. */
+/* A pool of 2 … 40 blocks a group. K and V are in f32, so that the payload has room. */
 static void open_random(struct model *m, uint64_t *rand) {
     static paged_group_config groups[3];
     static const int32_t block_sizes[] = {1, 2, 3, 4, 7, 8, 16, 32, 64};
@@ -26,11 +26,13 @@ static void open_random(struct model *m, uint64_t *rand) {
     int32_t n_blocks = 2 + (int32_t)pick(rand, 39);
     config.n_groups = 1 + (int32_t)pick(rand, 3);
     config.block_size = block_sizes[pick(rand, 9)];
+    config.packed_tails = config.block_size >= 32 && pick(rand, 4);
     for (int32_t g = 0; g < config.n_groups; g++) {
         int32_t head_dim = equal ? 1 : 1 + (int32_t)pick(rand, 4);
         groups[g] =
             (paged_group_config){.n_layers = 1 + (int32_t)(equal ? 0 : pick(rand, 2)),
-                                 .n_kv_heads = 1,
+                                 .n_kv_heads = 1 + (int32_t)(equal ? 0 : pick(rand, 2)),
+                                 .layout = config.packed_tails ? PAGED_LAYOUT_PACKED : PAGED_LAYOUT_PLAIN,
                                  .head_dim_k = head_dim,
                                  .type = PAGED_TYPE_F32,
                                  .window = windowed && pick(rand, 3) ? random_window(rand, &config) : 0};
@@ -187,7 +189,7 @@ static void random_operation(struct model *m, uint64_t *rand) {
     if (s->handle) model_check_seq(m, s);
 }
 
-static uint64_t n_hits, n_tails, n_evicted, n_moved, n_unbacked; /* of all seeds */
+static uint64_t n_hits, n_tails, n_evicted, n_packed, n_loose, n_moved, n_unbacked; /* of all seeds */
 
 static void one_seed(uint64_t seed, int32_t n_operations) {
     static struct model m;
@@ -207,6 +209,9 @@ static void one_seed(uint64_t seed, int32_t n_operations) {
     n_evicted += stats.n_evicted;
     n_moved += m.n_moved;
     n_unbacked += stats.n_unbacked;
+    n_packed += m.n_packed;
+    n_loose += stats.n_evicted_blocks;
+    CHECK(stats.n_packed >= m.n_packed); /* those that were sealed besides */
     CHECK_EQ(stats.n_hit_tokens, m.n_hits);
     model_close(&m);
 }
@@ -215,10 +220,13 @@ static void random_operations(void) {
     uint64_t first = test_seed, n_seeds = test_long ? 30000 : 300;
     for (uint64_t i = 0; i < n_seeds; i++) one_seed(first + i, 4000);
     test_seed = first;
-    printf("%llu tokens reused, %llu tails copied, %llu entries evicted, %llu compactions, %llu granules "
-           "returned\n",
-           (unsigned long long)n_hits, (unsigned long long)n_tails, (unsigned long long)n_evicted,
-           (unsigned long long)n_moved, (unsigned long long)n_unbacked);
+    printf("%llu tokens reused, %llu tails copied, %llu entries evicted\n", (unsigned long long)n_hits,
+           (unsigned long long)n_tails, (unsigned long long)n_evicted);
+    printf("%llu tails packed into blocks, %llu blocks of windows evicted\n", (unsigned long long)n_packed,
+           (unsigned long long)n_loose);
+    printf("%llu compactions moved blocks, %llu granules returned\n", (unsigned long long)n_moved,
+           (unsigned long long)n_unbacked);
+    CHECK(n_packed > 10 * n_seeds && n_loose > 10 * n_seeds);
     CHECK(n_hits > 100 * n_seeds && n_tails > 10 * n_seeds && n_evicted > 10 * n_seeds);
     CHECK(n_moved > 2 * n_seeds && n_unbacked > 10 * n_seeds);
 }
