@@ -252,6 +252,7 @@ paged_status paged_cache_create(const paged_cache_config *config, paged_cache **
     cache->trim_after = config->trim_after;
     cache->granule_bytes =
         config->arena && config->arena->granule_bytes ? config->arena->granule_bytes : PAGED__GRANULE;
+    cache->granule_shift = __builtin_ctzll(cache->granule_bytes);
     cache->n_granules = (cache->pool_bytes - 1) / cache->granule_bytes + 1;
     cache->poison = config->poison;
     cache->n_tiles = config->packed_tails ? block_size / PAGED_TILE : 0;

@@ -162,7 +162,9 @@ static bool evict_for(paged_cache *cache, int32_t group) {
     return false;
 }
 
-bool paged__room_possible(const paged_cache *cache, const int32_t *need) {
+/* True if evicting all that can be evicted would make room. Exact with one group; with several it may say yes
+ * too often, since extents go from group to group as wholes only. */
+static bool room_possible(const paged_cache *cache, const int32_t *need) {
     size_t need_bytes = 0, bytes;
     for (int32_t g = 0; g < cache->n_groups; g++) {
         const paged__group *gr = &cache->groups[g];
@@ -177,13 +179,15 @@ bool paged__room_possible(const paged_cache *cache, const int32_t *need) {
 }
 
 bool paged__make_room(paged_cache *cache, const int32_t *need) {
+    if (paged__pool_can_take(cache, need)) return true;
+    if (!room_possible(cache, need)) return false;
     while (!paged__pool_can_take(cache, need)) {
         if (!evict_for(cache, short_group(cache, need))) return false;
     }
     return true;
 }
 
-void paged__settle_limit(paged_cache *cache) {
+void paged__evict_to_limit(paged_cache *cache) {
     while (cache->taken_bytes > cache->max_bytes && evict_for(cache, 0)) continue;
 }
 

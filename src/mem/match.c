@@ -194,7 +194,7 @@ static paged_status take(paged_cache *cache, paged__seq *seq, finding *f) {
         int32_t n_tiles = paged__ceil_div(f->n_common, PAGED_TILE);
         for (int32_t g = 0; g < cache->n_groups; g++)
             need[g] = cache->n_tiles ? paged__tiles_blocks(cache, g, n_tiles) : 1;
-        bool room = paged__room_possible(cache, need) && paged__make_room(cache, need);
+        bool room = paged__make_room(cache, need);
         if (room) status = copy_tail(cache, seq, f->reach.n_full, f->tail, f->n_common);
         let_go(cache, f->tail);
         if (room && status == PAGED_OK) {

@@ -204,6 +204,7 @@ struct paged_cache {
     int32_t *free_extents;    /* [n_extents] */
     paged__granule *granules; /* [n_granules] */
     size_t granule_bytes, n_granules;
+    int32_t granule_shift; /* log2(granule_bytes) */
     int32_t idle_first, idle_last;
     size_t max_bytes, used_bytes, taken_bytes, backed_bytes, idle_bytes; /* taken: used or cached */
     uint64_t trim_after, n_backed, n_unbacked, n_moves;
@@ -415,16 +416,17 @@ static inline bool paged__node_idle(const paged__node *n) {
     return n->n_tokens > 0 && n->children < 0 && n->n_users == 0 && n->n_held == 0;
 }
 
-/* True if evicting all that can be evicted would make room for so many blocks. Exact with one group; with
- * several it may say yes too often, since extents go from group to group as wholes only. */
-bool paged__room_possible(const paged_cache *cache, const int32_t *need /* [n_groups] */);
-
-/* Evicts until so many blocks of each group can be taken together; false: not possible. */
+/* Evicts until so many blocks of each group can be taken together; false: not possible, and then, with one
+ * group, nothing was evicted. */
 bool paged__make_room(paged_cache *cache, const int32_t *need /* [n_groups] */);
 
-/* Evicts what the limit does not allow, as far as possible. At the end of every call that may have left
- * blocks cached. */
-void paged__settle_limit(paged_cache *cache);
+/* Evicts what the limit does not allow, as far as possible. */
+void paged__evict_to_limit(paged_cache *cache);
+
+/* At the end of every call that may have left blocks cached. */
+static inline void paged__settle_limit(paged_cache *cache) {
+    if (cache->taken_bytes > cache->max_bytes) paged__evict_to_limit(cache);
+}
 
 /* A pin of a path of depth + 1 nodes holds the block of node number i: all that a match needs that ends in
  * the last one. */

@@ -144,8 +144,8 @@ static void trim_to_limit(paged_cache *cache, size_t more_bytes) {
 static void granules_of(const paged_cache *cache, int32_t group, int32_t block, int32_t *first,
                         int32_t *last) {
     size_t block_bytes = cache->groups[group].block_bytes, begin = (size_t)block * block_bytes;
-    *first = (int32_t)(begin / cache->granule_bytes);
-    *last = (int32_t)((begin + block_bytes - 1) / cache->granule_bytes);
+    *first = (int32_t)(begin >> cache->granule_shift); /* on every take and release: no division */
+    *last = (int32_t)((begin + block_bytes - 1) >> cache->granule_shift);
 }
 
 /* A block leaves the granules first … last. */
@@ -205,11 +205,11 @@ static void unlink_partial(paged_cache *cache, int32_t extent) {
 }
 
 /* Changes how many blocks of an extent are taken, and its list with it. */
-static void count_taken(paged_cache *cache, int32_t extent, int32_t step) {
+static inline void count_taken(paged_cache *cache, const paged__group *gr, int32_t extent, int32_t step) {
     paged__extent *e = &cache->extents[extent];
-    int32_t shift = cache->groups[e->owner].fullness_shift, before = e->n_taken, after = before + step;
-    bool stays = before > 0 && after > 0 && before < e->n_blocks && after < e->n_blocks &&
-                 before >> shift == after >> shift;
+    int32_t before = e->n_taken, after = before + step, most = PAGED_MAX(before, after);
+    /* Neither full nor empty, and of the same class, which is the rule where extents have many blocks. */
+    bool stays = before > 0 && after > 0 && most < e->n_blocks && (before ^ after) >> gr->fullness_shift == 0;
     if (!stays && is_partial(e)) unlink_partial(cache, extent);
     e->n_taken = after;
     if (!stays && is_partial(e)) link_partial(cache, extent);
@@ -283,7 +283,7 @@ static void put_block(paged_cache *cache, int32_t group, int32_t block) {
     b->next_free = e->free_head; /* LIFO: the block freed last is still in cache */
     e->free_head = block;
     gr->n_free++;
-    count_taken(cache, extent, -1);
+    count_taken(cache, gr, extent, -1);
     if (e->n_taken == 0) {
         gr->n_free -= e->n_blocks;
         e->owner = -1;
@@ -316,7 +316,7 @@ paged_status paged__block_take(paged_cache *cache, int32_t group, int32_t *block
     gr->n_free--;
     cache->used_bytes += gr->block_bytes;
     cache->taken_bytes += gr->block_bytes;
-    count_taken(cache, extent, 1);
+    count_taken(cache, gr, extent, 1);
     granules_of(cache, group, taken, &first, &last);
     paged_status status = enter_granules(cache, first, last);
     if (status != PAGED_OK) {

@@ -277,7 +277,7 @@ paged_status paged_seq_reserve(paged_cache *cache, paged_seq handle, int32_t n_t
     if (n_tokens > cache->max_seq_tokens - seq->len) return PAGED_ERR_TOO_LONG;
     plan_change(cache, seq, n_tokens, &c);
     for (g = 0; g < cache->n_groups; g++) need[g] = blocks_needed(cache, g, &c);
-    if (!paged__room_possible(cache, need) || !paged__make_room(cache, need)) {
+    if (!paged__make_room(cache, need)) {
         cache->n_refused++;
         return PAGED_ERR_NO_BLOCKS;
     }
