@@ -368,9 +368,9 @@ paged_status paged_cache_kv(const paged_cache *cache, int32_t group, int32_t lay
 /* ---- numbers ---- */
 
 /* The same for the tail of a sequence, tile by tile. */
-static int64_t count_tail(const paged_cache *cache, const paged__group *gr, const paged__seq *seq,
-                          int32_t round) {
-    const int32_t *tiles = gr->tail_tiles + (seq - cache->seqs) * cache->n_tiles;
+static int64_t count_tail(const paged_cache *cache, int32_t g, const paged__seq *seq, int32_t round) {
+    const paged__group *gr = &cache->groups[g];
+    const int32_t *tiles = paged__seq_tiles(cache, g, seq);
     int64_t n_slots = 0;
     for (int32_t i = 0; i < paged__seq_n_tiles(cache, seq); i++) {
         int32_t *credit = &gr->tiles[tiles[i]].recount;
@@ -394,7 +394,7 @@ static int64_t count_slots(const paged_cache *cache) {
             for (int32_t row = 0; row < cache->max_seqs; row++) {
                 const paged__seq *seq = &cache->seqs[row];
                 const int32_t *table = gr->tables + row * cache->table_stride;
-                n_slots += count_tail(cache, gr, seq, round);
+                n_slots += count_tail(cache, g, seq, round);
                 for (int32_t i = paged__seq_first(cache, g, seq); i < seq->n_entries - seq->has_tail; i++) {
                     int32_t *credit = &gr->recount[table[i]].n_refs;
                     int32_t fill = PAGED_MIN(seq->len - i * cache->block_size, cache->block_size);

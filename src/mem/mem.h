@@ -363,6 +363,7 @@ bool paged__tile_unref(paged_cache *cache, int32_t group, int32_t tile);
 paged_status paged__tile_copy(paged_cache *cache, int32_t group, int32_t dst, int32_t src);
 
 static inline int32_t *paged__seq_tiles(const paged_cache *cache, int32_t group, const paged__seq *seq) {
+    if (!cache->n_tiles) return NULL;
     return cache->groups[group].tail_tiles + (seq - cache->seqs) * cache->n_tiles;
 }
 
