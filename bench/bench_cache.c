@@ -1,4 +1,5 @@
-/* What the bookkeeping of the cache costs, without any keys and values: an arena without memory, one thread.
+/* What the bookkeeping of the cache costs, one thread: first without any keys and values, in an arena without
+ * memory; then what memory costs and gives back, in SmolLM2's shape.
  *
  *     bench_cache [N_BLOCKS]      default 1048576
  *
@@ -10,10 +11,15 @@
  *            a hit; the difference a token is what the index costs
  *   refill   the same in a full cache: every block that is taken evicts one
  *   match    of a prompt of 100,000 tokens that is cached to the end
- *   metadata everything the cache keeps, tables included, by pool bytes, for LLaMA-3-8B in f16 */
+ *   metadata everything the cache keeps, tables included, by pool bytes, for LLaMA-3-8B in f16
+ *   touch    taking and writing memory that the system has yet to give, against memory that was in use before
+ *   burst    1024 sequences decode in turns, then all but a random tenth end; a step each second compacts
+ *            64 MiB and tells the time; what is free against what left the resident set */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "paged/mem.h"
 
@@ -21,7 +27,7 @@ enum { BLOCK = 16, N_SEQS = 1024, N_ROUNDS = 5, N_PROMPT = 100000 };
 
 static double now_ns(void) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); /* what else runs on the machine does not count */
     return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
@@ -112,6 +118,103 @@ static double match_ms(paged_cache *cache) {
     return median(ms, 9);
 }
 
+/* ---- memory ---- */
+
+static const paged_group_config smol = {.n_layers = 30, .n_kv_heads = 3, .head_dim_k = 64};
+
+static paged_cache *open_smol(int32_t n_seqs, int32_t n_tokens) {
+    const paged_cache_config config = {.struct_size = sizeof config,
+                                       .groups = &smol,
+                                       .n_groups = 1,
+                                       .block_size = BLOCK,
+                                       .pool_bytes =
+                                           paged_pool_bytes_for(&smol, 1, BLOCK, (int64_t)n_seqs * n_tokens),
+                                       .max_seqs = n_seqs,
+                                       .max_seq_tokens = n_tokens,
+                                       .trim_after = 10};
+    paged_cache *cache = NULL;
+    must(paged_cache_create(&config, &cache, NULL));
+    return cache;
+}
+
+/* Another block for the sequence, written to the last byte. */
+static void append_block(paged_cache *cache, paged_seq seq) {
+    static const int32_t tokens[BLOCK];
+    paged_kv kv;
+    int64_t slot;
+    int32_t len = paged_seq_len(cache, seq);
+    must(paged_cache_kv(cache, 0, 0, &kv));
+    must(paged_seq_reserve(cache, seq, BLOCK));
+    must(paged_seq_slots(cache, seq, 0, len, 1, &slot));
+    memset(kv.k + slot / BLOCK * kv.block_stride, 1, (size_t)kv.block_stride);
+    must(paged_seq_commit(cache, seq, tokens, BLOCK));
+}
+
+static double touch_ms_a_mib(paged_cache *cache, int32_t n_tokens) {
+    paged_seq seq;
+    double start = now_ns();
+    must(paged_seq_create(cache, &seq));
+    for (int32_t n = 0; n < n_tokens; n += BLOCK) append_block(cache, seq);
+    must(paged_seq_free(cache, seq));
+    double mib = (double)paged_pool_bytes_for(&smol, 1, BLOCK, n_tokens) / (1 << 20);
+    return (now_ns() - start) * 1e-6 / mib;
+}
+
+static void touch(void) {
+    enum { N_TOKENS = 8192 };
+    double cold[N_ROUNDS], warm[N_ROUNDS];
+    paged_cache *cache = open_smol(1, N_TOKENS);
+    for (int32_t i = 0; i < N_ROUNDS; i++) {
+        must(paged_cache_trim(cache, 0));
+        cold[i] = touch_ms_a_mib(cache, N_TOKENS);
+        warm[i] = touch_ms_a_mib(cache, N_TOKENS);
+    }
+    double c = median(cold, N_ROUNDS), w = median(warm, N_ROUNDS);
+    printf("touch     %8.3f ms a MiB of new memory, %.3f of warm: a prompt of %d tokens waits %.0f ms more\n",
+           c, w, N_TOKENS, (c - w) * (double)paged_pool_bytes_for(&smol, 1, BLOCK, N_TOKENS) / (1 << 20));
+    paged_cache_free(cache);
+}
+
+static double resident_mib(void) {
+    unsigned long total, resident = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (!file || fscanf(file, "%lu %lu", &total, &resident) != 2) must(PAGED_ERR_IO);
+    fclose(file);
+    return (double)resident * (double)sysconf(_SC_PAGESIZE) / (1 << 20);
+}
+
+static void burst(void) {
+    enum { N_BURST = 1024, N_TOKENS = 48 };
+    static paged_seq seqs[N_BURST];
+    paged_cache *cache = open_smol(N_BURST, N_TOKENS);
+    paged_cache_stats stats;
+    uint64_t rand = 1;
+    double ms = 0;
+    for (int32_t s = 0; s < N_BURST; s++) must(paged_seq_create(cache, &seqs[s]));
+    for (int32_t n = 0; n < N_TOKENS; n += BLOCK) {
+        for (int32_t s = 0; s < N_BURST; s++) append_block(cache, seqs[s]);
+    }
+    double before = resident_mib();
+    for (int32_t s = 0; s < N_BURST; s++) {
+        rand = rand * 6364136223846793005u + 1442695040888963407u;
+        if (rand >> 32 > UINT32_MAX / 10) must(paged_seq_free(cache, seqs[s]));
+    }
+    for (uint64_t second = 1; second <= 60; second++) {
+        double start = now_ns();
+        paged_cache_set_clock(cache, second);
+        must(paged_cache_compact(cache, 64 << 20, true, NULL));
+        ms += (now_ns() - start) * 1e-6;
+    }
+    paged_cache_get_stats(cache, &stats);
+    double free_mib = (double)(stats.pool_bytes - stats.used_bytes) / (1 << 20);
+    printf(
+        "burst     %8.1f %% of %.0f free MiB went back to the system within 60 s; %llu of %d blocks moved, "
+        "%.0f ms in all\n",
+        (before - resident_mib()) / free_mib * 100, free_mib, (unsigned long long)stats.n_moves, stats.n_used,
+        ms);
+    paged_cache_free(cache);
+}
+
 int main(int argc, char **argv) {
     int32_t blocks_each = (argc > 1 ? atoi(argv[1]) : 1 << 20) / N_SEQS;
     if (blocks_each < 1) {
@@ -148,5 +251,8 @@ int main(int argc, char **argv) {
     printf("metadata  %8.4f %% of the pool, LLaMA-3-8B f16, 64 GiB, 256 sequences of 32768 tokens\n",
            (double)(stats.metadata_bytes + stats.table_bytes) / (double)stats.pool_bytes * 100);
     paged_cache_free(cache);
+
+    touch();
+    burst();
     return EXIT_SUCCESS;
 }
