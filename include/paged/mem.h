@@ -169,8 +169,11 @@ typedef enum paged_miss {
     PAGED_MISS_NAMESPACE, /* the first block is cached for another namespace */
     PAGED_MISS_TOO_SHORT, /* fewer than two tokens: nothing to reuse */
     PAGED_MISS_NO_BLOCK,  /* the tokens inside the next block match, but the pool has no block for the copy */
+    PAGED_MISS_OFF,       /* nobody asked for reuse; never said by paged_seq_match */
     PAGED_MISS_KINDS
 } paged_miss;
+
+PAGED_API const char *paged_miss_name(paged_miss miss); /* "none", "no-match" …; static */
 
 typedef struct paged_match {
     int32_t n_matched; /* tokens committed by the match, at most n_tokens - 1 */
@@ -186,6 +189,18 @@ typedef struct paged_match {
  * before, a bad namespace), TOO_LONG, NO_MEMORY, STALE, what the arena says. */
 PAGED_API paged_status paged_seq_match(paged_cache *cache, paged_seq seq, const paged_namespace *space,
                                        const int32_t *tokens, int32_t n_tokens, paged_match *out);
+
+/* Prompts that arrive together and begin alike: one sequence computes, the others wait and hold no blocks.
+ * Before its match, an empty sequence says which tokens it is going to have. *waits: another one has promised
+ * to compute a beginning of them that is at least a block longer than what is cached; leave this one alone
+ * until paged_seq_waits() says 0, then match it: it finds what was computed, to the token, as long as the
+ * other one lives. Otherwise match it now, and others may wait for it. A producer that is freed or truncated,
+ * or that commits other tokens than it promised, is replaced by the oldest one that waited for it. To match
+ * a sequence that waits, or to reserve in it, ends its wait. Errors: INVALID_ARG (not empty, matched or
+ * promised before), TOO_LONG, NO_MEMORY, STALE. O(max_seqs × common tokens). */
+PAGED_API paged_status paged_seq_promise(paged_cache *cache, paged_seq seq, const paged_namespace *space,
+                                         const int32_t *tokens, int32_t n_tokens, bool *waits);
+PAGED_API int32_t paged_seq_waits(const paged_cache *cache, paged_seq seq); /* 1, 0; -1: stale */
 
 /* Keeps what is cached of these tokens. priority (0 … 255, 0 at first): of the leaves, the lowest go first.
  * until: pinned, that is not evicted at all, as long as paged_cache_set_clock() was told less; 0: not pinned,
@@ -305,6 +320,7 @@ typedef struct paged_cache_stats {
     uint64_t n_misses[PAGED_MISS_KINDS];              /* matches by why they ended */
     int32_t n_divided, n_tail_tiles; /* of n_used: blocks divided into tiles; tiles of them in use */
     uint64_t n_packed;               /* tails that became blocks, in each group */
+    uint64_t n_waits, n_handovers;   /* promises that waited; waiters that became producers */
     uint64_t n_evicted_blocks;       /* of groups with a window, while their entry stayed */
     int32_t
         n_available; /* more blocks of group 0 that could be in use: free or evictable, within max_bytes */

@@ -196,7 +196,9 @@ static paged_status take_memory(paged_cache *cache, paged_error *err) {
     cache->granules = paged__calloc(cache->n_granules, sizeof *cache->granules);
     cache->seqs = paged__calloc((size_t)cache->max_seqs, sizeof *cache->seqs);
     cache->tokens = paged__alloc((size_t)cache->max_seqs, row_bytes(cache->token_stride));
-    bool complete = cache->extents && cache->free_extents && cache->granules && cache->seqs && cache->tokens;
+    cache->promises = paged__calloc((size_t)cache->max_seqs, sizeof *cache->promises);
+    bool complete = cache->extents && cache->free_extents && cache->granules && cache->seqs &&
+                    cache->tokens && cache->promises;
     for (int32_t g = 0; g < cache->n_groups && complete; g++) {
         paged__group *gr = &cache->groups[g];
         gr->blocks = paged__calloc((size_t)gr->n_ids, sizeof *gr->blocks);
@@ -317,6 +319,7 @@ void paged_cache_free(paged_cache *cache) {
     paged__free(cache->nodes);
     paged__free(cache->tokens);
     paged__free(cache->seqs);
+    paged__free(cache->promises);
     paged__free(cache->granules);
     paged__free(cache->free_extents);
     paged__free(cache->extents);
@@ -420,7 +423,8 @@ static size_t metadata_bytes(const paged_cache *cache) {
     size_t bytes =
         sizeof *cache + cache->n_granules * sizeof *cache->granules + cache->space_bytes + index_bytes(cache);
     bytes += (size_t)cache->n_extents * (sizeof *cache->extents + sizeof *cache->free_extents);
-    bytes += (size_t)cache->max_seqs * (sizeof *cache->seqs + row_bytes(cache->token_stride));
+    bytes += (size_t)cache->max_seqs *
+             (sizeof *cache->seqs + sizeof *cache->promises + row_bytes(cache->token_stride));
     for (int32_t g = 0; g < cache->n_groups; g++) {
         const paged__group *gr = &cache->groups[g];
         bytes += (size_t)gr->n_ids * (sizeof(paged__block) + sizeof(paged__recount));
@@ -463,6 +467,8 @@ void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out) {
         .n_unbacked = cache->n_unbacked,
         .n_moves = cache->n_moves,
         .n_packed = cache->n_packed,
+        .n_waits = cache->n_waits,
+        .n_handovers = cache->n_handovers,
         .n_evicted_blocks = cache->n_evicted_blocks,
     };
     memcpy(s.n_misses, cache->n_misses, sizeof s.n_misses);

@@ -305,6 +305,7 @@ static paged_status check_all(const paged_cache *cache, paged_error *err) {
     if (status == PAGED_OK) status = check_free_extents(cache, err);
     if (status == PAGED_OK) status = check_granules(cache, err);
     if (status == PAGED_OK) status = check_bytes(cache, err);
+    if (status == PAGED_OK) status = paged__check_promises(cache, err);
     if (status == PAGED_OK) status = paged__check_prefix(cache, err);
     return status;
 }

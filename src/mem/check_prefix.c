@@ -44,6 +44,37 @@ paged_status paged__check_pins(const paged_cache *cache, paged_error *err) {
     return PAGED_OK;
 }
 
+/* Who waits holds nothing, waits for one that produces what it wants, and is counted there. */
+paged_status paged__check_promises(const paged_cache *cache, paged_error *err) {
+    int64_t n_waiting = 0, n_waiters = 0;
+    for (int32_t row = 0; row < cache->max_seqs; row++) {
+        const paged__promise *p = &cache->promises[row];
+        const paged__seq *seq = &cache->seqs[row];
+        n_waiters += p->n_waiters;
+        REQUIRE(p->n_tokens > 0 || (p->producer == -1 && p->n_waiters == 0),
+                "row %d promised nothing, waits for %d, has %d waiters", row, p->producer, p->n_waiters);
+        if (p->n_tokens == 0) continue;
+        REQUIRE(seq->live && p->n_tokens <= cache->max_seq_tokens && p->space >= 0 &&
+                    p->space < cache->n_spaces_max && cache->spaces[p->space].n_refs > 0,
+                "row %d promised %d tokens, room %d, namespace %d", row, p->n_tokens, cache->max_seq_tokens,
+                p->space);
+        if (p->producer < 0) continue;
+        n_waiting++;
+        REQUIRE(p->producer < cache->max_seqs && p->producer != row, "row %d waits for row %d", row,
+                p->producer);
+        const paged__promise *other = &cache->promises[p->producer];
+        REQUIRE(other->n_tokens >= p->n_common && other->producer < 0 && other->space == p->space &&
+                    cache->seqs[p->producer].len < p->n_common && p->n_waiters == 0,
+                "row %d waits for %d tokens of row %d, which promised %d, waits for %d, has %d", row,
+                p->n_common, p->producer, other->n_tokens, other->producer, cache->seqs[p->producer].len);
+        REQUIRE(seq->len == 0 && seq->reserved == 0 && seq->space < 0, "row %d waits and has %d tokens", row,
+                seq->len);
+    }
+    REQUIRE(n_waiting == n_waiters, "%lld rows wait, %lld counted", (long long)n_waiting,
+            (long long)n_waiters);
+    return PAGED_OK;
+}
+
 static paged_status check_heap(const paged_cache *cache, const paged__heap *heap, bool pins,
                                paged_error *err) {
     for (int32_t i = 0; i < heap->n; i++) {
@@ -206,6 +237,7 @@ static paged_status check_counts(const paged_cache *cache, paged_error *err) {
     for (int32_t row = 0; row < cache->max_seqs; row++) {
         n_refs += cache->seqs[row].space >= 0;
         n_tips += cache->seqs[row].tip >= 0;
+        n_refs += cache->promises[row].n_tokens > 0;
     }
     REQUIRE(c.n_users == n_tips + cache->pins.n, "nodes have %lld users; %lld tips and %d pins",
             (long long)c.n_users, (long long)n_tips, cache->pins.n);

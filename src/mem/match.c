@@ -9,6 +9,7 @@ typedef struct finding {
     paged__walk shared; /* whole blocks, up to where all groups have what the next token sees */
     paged__walk reach;  /* as far as the tokens agree; where the tail hangs */
     int32_t tail;       /* node with the longest common piece after that; -1: none, or it is of no use */
+    int32_t row;        /* or the sequence with a promise that has a longer one; -1: none */
     int32_t n_common;   /* tokens of it */
     paged_miss why;
 } finding;
@@ -37,7 +38,31 @@ bool paged__walk_covers(const paged_cache *cache, const paged__walk *walk, int32
     return true;
 }
 
+/* The same with the block after them: of that node, or of a sequence that has it in all groups (-1). */
+static bool covers_with(const paged_cache *cache, const paged__walk *walk, int32_t tail, int32_t pos) {
+    paged__walk longer = *walk;
+    if (tail >= 0)
+        paged__walk_add(cache, &longer, tail);
+    else
+        longer.n_full++;
+    for (int32_t g = 0; g < cache->n_groups && tail < 0; g++) longer.runs[g]++;
+    return paged__walk_covers(cache, &longer, pos);
+}
+
 /* ---- what there is ---- */
+
+const char *paged_miss_name(paged_miss miss) {
+    static const char *const names[PAGED_MISS_KINDS] = {
+        [PAGED_MISS_NONE] = "none",
+        [PAGED_MISS_NO_MATCH] = "no-match",
+        [PAGED_MISS_EVICTED] = "evicted",
+        [PAGED_MISS_NAMESPACE] = "namespace",
+        [PAGED_MISS_TOO_SHORT] = "too-short",
+        [PAGED_MISS_NO_BLOCK] = "no-block",
+        [PAGED_MISS_OFF] = "off",
+    };
+    return miss >= 0 && miss < PAGED_MISS_KINDS ? names[miss] : "unknown";
+}
 
 /* Why nothing more than n_found tokens was found. The first block of what is missing has that hash, unless
  * the prompt ends in it. */
@@ -53,9 +78,26 @@ static paged_miss why_missed(const paged_cache *cache, const int32_t *tokens, in
     return PAGED_MISS_NO_MATCH;
 }
 
+/* The partly filled block of a sequence that lives is in no index, but who waited for it may have it. */
+static void look_at_promises(const paged_cache *cache, int32_t space, const int32_t *tokens, int32_t pos,
+                             int32_t n_max, finding *f) {
+    for (int32_t r = 0; r < cache->max_seqs; r++) {
+        const paged__seq *seq = &cache->seqs[r];
+        if (!cache->promises[r].n_tokens || seq->space != space || seq->len <= pos + f->n_common ||
+            seq->len >= pos + cache->block_size ||
+            memcmp(seq->tokens, tokens, (size_t)pos * sizeof *tokens) != 0)
+            continue;
+        int32_t k = 0, n = PAGED_MIN(seq->len - pos, n_max);
+        while (k < n && seq->tokens[pos + k] == tokens[pos + k]) k++;
+        if (k <= f->n_common) continue;
+        f->n_common = k;
+        f->row = r;
+    }
+}
+
 static finding look_up(const paged_cache *cache, int32_t space, const int32_t *tokens, int32_t n_tokens) {
     const paged__walk start = paged__walk_start(cache, space);
-    finding f = {.shared = start, .reach = start, .tail = -1};
+    finding f = {.shared = start, .reach = start, .tail = -1, .row = -1};
     int32_t pos = 0, limit = n_tokens - 1; /* the last token is always computed */
     uint64_t hash[2];
     bool missed = false, incomplete = false;
@@ -67,20 +109,26 @@ static finding look_up(const paged_cache *cache, int32_t space, const int32_t *t
         pos += cache->block_size;
         if (paged__walk_covers(cache, &f.reach, pos)) f.shared = f.reach;
     }
-    if (pos < limit)
-        f.tail = paged__prefix_best(cache, f.reach.node, tokens + pos,
-                                    PAGED_MIN(limit - pos, cache->block_size), &f.n_common);
-    if (f.tail >= 0) {
-        paged__walk with_tail = f.reach;
-        paged__walk_add(cache, &with_tail, f.tail);
-        incomplete = !paged__walk_covers(cache, &with_tail, pos + f.n_common);
+    int32_t n_max = PAGED_MIN(limit - pos, cache->block_size);
+    if (n_max > 0) {
+        f.tail = paged__prefix_best(cache, f.reach.node, tokens + pos, n_max, &f.n_common);
+        if (f.tail >= 0) incomplete = !covers_with(cache, &f.reach, f.tail, pos + f.n_common);
         if (incomplete) f.tail = -1;
+        if (f.tail < 0) f.n_common = 0;
+        look_at_promises(cache, space, tokens, pos, n_max, &f);
+        if (f.row >= 0 && !covers_with(cache, &f.reach, -1, pos + f.n_common)) f.row = -1;
+        if (f.row >= 0) f.tail = -1;
     }
-    if (f.tail < 0) f.n_common = 0;
+    if (f.tail < 0 && f.row < 0) f.n_common = 0;
     f.why = why_missed(cache, tokens, n_tokens, pos + f.n_common, missed ? hash : NULL);
     /* The index knows more of the tokens, but a window there is not complete any more. */
-    if (incomplete || (f.tail < 0 && f.shared.n_full < f.reach.n_full)) f.why = PAGED_MISS_EVICTED;
+    if (f.n_common == 0 && (incomplete || f.shared.n_full < f.reach.n_full)) f.why = PAGED_MISS_EVICTED;
     return f;
+}
+
+int32_t paged__match_reach(const paged_cache *cache, int32_t space, const int32_t *tokens, int32_t n_tokens) {
+    finding f = look_up(cache, space, tokens, n_tokens);
+    return f.n_common ? f.reach.n_full * cache->block_size + f.n_common : f.shared.n_full * cache->block_size;
 }
 
 /* ---- taking it ---- */
@@ -114,27 +162,40 @@ static void unshare(paged_cache *cache, paged__seq *seq, const paged__walk *walk
 
 /* So that the tail is not what is evicted for its copy. */
 static void hold(paged_cache *cache, int32_t node) {
-    for (int32_t g = 0; g < cache->n_groups; g++)
+    for (int32_t g = 0; g < cache->n_groups && node >= 0; g++)
         paged__block_ref(cache, g, paged__node_block(cache, node, g));
 }
 
 static void let_go(paged_cache *cache, int32_t node) {
-    for (int32_t g = 0; g < cache->n_groups; g++)
+    for (int32_t g = 0; g < cache->n_groups && node >= 0; g++)
         PAGED_ASSERT(!paged__block_unref(cache, g, paged__node_block(cache, node, g)));
 }
 
-/* Takes a block of a group for entry idx, or the tiles of a tail, and copies the first n_tokens of the node's
- * block. Errors: of the arena; then nothing has changed. */
+/* The tiles or the block that the tail was found in, to new tiles. */
+static paged_status copy_to_tiles(paged_cache *cache, int32_t group, const finding *f, int32_t from,
+                                  const int32_t *tiles) {
+    paged_status status = PAGED_OK;
+    if (from >= 0) return paged__tail_from_block(cache, group, tiles, from, f->n_common);
+    const int32_t *theirs = paged__seq_tiles(cache, group, &cache->seqs[f->row]);
+    for (int32_t i = 0; i * PAGED_TILE < f->n_common && status == PAGED_OK; i++)
+        status = paged__tile_copy(cache, group, tiles[i], theirs[i]);
+    return status;
+}
+
+/* Takes a block of a group for entry idx, or the tiles of a tail, and copies what was found. Errors: of the
+ * arena; then nothing has changed. */
 static paged_status copy_into(paged_cache *cache, const paged__seq *seq, int32_t group, int32_t idx,
-                              int32_t from, int32_t n_tokens) {
+                              const finding *f) {
     size_t block_bytes = cache->groups[group].block_bytes;
-    int32_t block, n_tiles = paged__ceil_div(n_tokens, PAGED_TILE);
+    int32_t block, n_tiles = paged__ceil_div(f->n_common, PAGED_TILE);
+    int32_t from = f->row >= 0 ? paged__seq_table(cache, group, &cache->seqs[f->row])[idx]
+                               : paged__node_block(cache, f->tail, group);
     paged_status status;
     if (cache->n_tiles) {
         int32_t *tiles = paged__seq_tiles(cache, group, seq);
         status = paged__tiles_take(cache, group, n_tiles, tiles);
         if (status == PAGED_OK) {
-            status = paged__tail_from_block(cache, group, tiles, from, n_tokens);
+            status = copy_to_tiles(cache, group, f, from, tiles);
             if (status != PAGED_OK) paged__tiles_untake(cache, group, n_tiles, tiles);
         }
         for (int32_t i = 0; i < n_tiles && status != PAGED_OK; i++) tiles[i] = -1;
@@ -165,12 +226,11 @@ static void undo_copy(paged_cache *cache, const paged__seq *seq, int32_t group, 
 }
 
 /* Entry idx of every group, or of none. */
-static paged_status copy_tail(paged_cache *cache, const paged__seq *seq, int32_t idx, int32_t node,
-                              int32_t n_tokens) {
+static paged_status copy_tail(paged_cache *cache, const paged__seq *seq, const finding *f) {
     paged_status status = PAGED_OK;
-    int32_t g = 0;
+    int32_t g = 0, idx = f->reach.n_full, n_tokens = f->n_common;
     while (g < cache->n_groups && status == PAGED_OK) {
-        status = copy_into(cache, seq, g, idx, paged__node_block(cache, node, g), n_tokens);
+        status = copy_into(cache, seq, g, idx, f);
         g += status == PAGED_OK;
     }
     if (status != PAGED_OK) {
@@ -187,7 +247,7 @@ static paged_status copy_tail(paged_cache *cache, const paged__seq *seq, int32_t
 static paged_status take(paged_cache *cache, paged__seq *seq, finding *f) {
     int32_t need[PAGED_GROUPS_MAX];
     paged_status status = PAGED_OK;
-    if (f->tail >= 0) {
+    if (f->n_common > 0) {
         int32_t pos = f->reach.n_full * cache->block_size + f->n_common;
         share(cache, seq, &f->reach, pos);
         hold(cache, f->tail);
@@ -195,7 +255,7 @@ static paged_status take(paged_cache *cache, paged__seq *seq, finding *f) {
         for (int32_t g = 0; g < cache->n_groups; g++)
             need[g] = cache->n_tiles ? paged__tiles_blocks(cache, g, n_tiles) : 1;
         bool room = paged__make_room(cache, need);
-        if (room) status = copy_tail(cache, seq, f->reach.n_full, f->tail, f->n_common);
+        if (room) status = copy_tail(cache, seq, f);
         let_go(cache, f->tail);
         if (room && status == PAGED_OK) {
             f->shared = f->reach;
@@ -250,6 +310,9 @@ paged_status paged_seq_match(paged_cache *cache, paged_seq handle, const paged_n
         paged__space_unref(cache, space);
         return status;
     }
+    int32_t row = (int32_t)(seq - cache->seqs);
+    if (cache->promises[row].n_tokens && cache->promises[row].space != space) paged__promise_end(cache, row);
+    paged__promise_check(cache, row, 0, tokens, n_tokens);
     commit(cache, seq, &f, tokens);
     seq->space = space;
     paged__settle_limit(cache);

@@ -190,6 +190,15 @@ typedef struct paged__seq {
     int32_t *tokens;   /* [max_seq_tokens], [len] of them committed; a row of cache->tokens, for good */
 } paged__seq;
 
+typedef struct paged__promise {
+    int32_t n_tokens;  /* at the beginning of the row's tokens, committed or not; 0: it promised nothing */
+    int32_t space;     /* a reference */
+    int32_t producer;  /* row it waits for; -1: it waits for none */
+    int32_t n_common;  /* it waits until that one has committed so many */
+    int32_t n_waiters; /* that wait for it */
+    uint64_t ticket;   /* who came first */
+} paged__promise;
+
 struct paged_cache {
     paged__group groups[PAGED_GROUPS_MAX];
     int32_t n_groups, block_size, max_seqs, max_seq_tokens, max_blocks;
@@ -215,6 +224,9 @@ struct paged_cache {
     int64_t n_tokens;
     int32_t *tokens;                    /* [max_seqs, token_stride] memory of the system once it is touched */
     int64_t table_stride, token_stride; /* entries of a row */
+    /* promise.c */
+    paged__promise *promises; /* [max_seqs] */
+    uint64_t next_ticket, n_waits, n_handovers;
     uint64_t n_allocs, n_frees, n_copies, n_refused;
     /* prefix.c, lru.c */
     paged__node *nodes;   /* [n_nodes_max] */
@@ -488,6 +500,21 @@ void paged__walk_add(const paged_cache *cache, paged__walk *walk, int32_t node);
 /* All groups have what the token at position pos sees of the nodes so far. */
 bool paged__walk_covers(const paged_cache *cache, const paged__walk *walk, int32_t pos);
 
+/* How many of these tokens a match would find now. */
+int32_t paged__match_reach(const paged_cache *cache, int32_t space, const int32_t *tokens, int32_t n_tokens);
+
+/* ---- promise.c ---- */
+
+/* The row promises nothing any more; those who wait for it find another one. */
+void paged__promise_end(paged_cache *cache, int32_t row);
+
+/* The row is about to have these tokens from position first on: ends a promise of others, and its waiting. */
+void paged__promise_check(paged_cache *cache, int32_t row, int32_t first, const int32_t *tokens,
+                          int32_t n_tokens);
+
+/* The row has committed; lets those go on who have all they waited for. */
+void paged__promise_kept(paged_cache *cache, int32_t row);
+
 /* ---- check_tail.c ---- */
 
 /* Counts the references of rows into tiles, those of tiles into recount; divided blocks and their lists. */
@@ -497,6 +524,7 @@ paged_status paged__check_tails(const paged_cache *cache, paged_error *err);
 
 /* Counts the references of pins into recount; then the index against blocks, tables and heaps. */
 paged_status paged__check_pins(const paged_cache *cache, paged_error *err);
+paged_status paged__check_promises(const paged_cache *cache, paged_error *err);
 paged_status paged__check_prefix(const paged_cache *cache, paged_error *err);
 
 static inline int32_t paged__ceil_div(int64_t a, int32_t b) {

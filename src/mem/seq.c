@@ -28,6 +28,7 @@ void paged__seqs_init(paged_cache *cache) {
      * as a stale one. */
     uint64_t salt = paged__mix((uint64_t)(uintptr_t)cache ^ paged__mix(paged__now_ns())) & tag_mask;
     for (int32_t i = 0; i < cache->max_seqs; i++) {
+        cache->promises[i].producer = -1;
         cache->seqs[i] = (paged__seq){.tag = salt,
                                       .space = -1,
                                       .tip = -1,
@@ -87,6 +88,7 @@ paged_status paged_seq_free(paged_cache *cache, paged_seq handle) {
     paged__seq *seq = paged__seq_find(cache, handle);
     if (!seq) return PAGED_ERR_STALE;
     if (seq->space >= 0) paged__prefix_seal(cache, seq);
+    paged__promise_end(cache, row_of(cache, seq)); /* those who wait find what was sealed */
     drop_entries(cache, seq, 0);
     paged__node_leave(cache, seq->tip);
     if (seq->space >= 0) paged__space_unref(cache, seq->space);
@@ -291,6 +293,7 @@ paged_status paged_seq_reserve(paged_cache *cache, paged_seq handle, int32_t n_t
         return status;
     }
     for (g = 0; g < cache->n_groups; g++) apply_change(cache, seq, g, &c, &got[g]);
+    if (n_tokens > 0) paged__promise_check(cache, row_of(cache, seq), seq->len, NULL, 0);
     seq->n_entries = c.want;
     seq->has_tail = c.n_tiles > 0;
     seq->reserved = n_tokens;
@@ -342,12 +345,15 @@ paged_status paged_seq_commit(paged_cache *cache, paged_seq handle, const int32_
     paged__seq *seq = paged__seq_find(cache, handle);
     if (!seq) return PAGED_ERR_STALE;
     if (n_tokens < 0 || n_tokens > seq->reserved || (n_tokens > 0 && !tokens)) return PAGED_ERR_INVALID_ARG;
+    int32_t row = row_of(cache, seq);
+    if (cache->promises[row].n_tokens) paged__promise_check(cache, row, seq->len, tokens, n_tokens);
     if (n_tokens > 0) memcpy(seq->tokens + seq->len, tokens, (size_t)n_tokens * sizeof *tokens);
     seq->len += n_tokens;
     seq->reserved -= n_tokens;
     cache->n_tokens += n_tokens;
     if (seq->space >= 0) paged__prefix_commit(cache, seq, seq->len - n_tokens);
     for (int32_t g = 0; g < cache->n_groups; g++) leave_window(cache, seq, g, seq->len - n_tokens);
+    if (cache->promises[row].n_waiters) paged__promise_kept(cache, row);
     paged__settle_limit(cache);
     return PAGED_OK;
 }
@@ -369,6 +375,7 @@ paged_status paged_seq_truncate(paged_cache *cache, paged_seq handle, int32_t n_
     for (int32_t g = 0; g < cache->n_groups && n_tokens > 0; g++)
         if (paged__window_first(cache, g, n_tokens) < paged__seq_first(cache, g, seq))
             return PAGED_ERR_INVALID_ARG; /* what it would see is gone */
+    if (n_tokens < seq->len) paged__promise_end(cache, row_of(cache, seq));
     if (seq->space >= 0) step_back(cache, seq, n_tokens / cache->block_size);
     drop_entries(cache, seq, paged__entries_for(cache, n_tokens, seq->n_entries));
     cache->n_tokens -= seq->len - n_tokens;

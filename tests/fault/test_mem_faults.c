@@ -291,6 +291,13 @@ static void sealing_survives_faults(void) {
     }
 }
 
+/* The namespace's bytes. */
+static paged_status promise_prompt(struct world *w) {
+    const paged_ns_field field = {PAGED_NS_SALT, "x", 1};
+    bool waits;
+    return paged_seq_promise(w->cache, w->seqs[2], &(paged_namespace){&field, 1}, prompt, 11, &waits);
+}
+
 static void sequences_of_kind_survive_faults(void) {
     CHECK_EQ(fail_each(create_seq, NULL), 0);
     CHECK_EQ(fail_each(commit_and_truncate, NULL), 0);
@@ -298,6 +305,7 @@ static void sequences_of_kind_survive_faults(void) {
     /* The namespace's bytes, a block to back and a copy in each group. */
     CHECK(fail_each(match_prompt, NULL) >= 1 + 2);
     CHECK_EQ(fail_each(match_elsewhere, NULL), 1);
+    CHECK_EQ(fail_each(promise_prompt, NULL), 1);
     CHECK(fail_each(reserve_empty, NULL) >= 2);
     /* A copy in each group, and granules for 8 + 8 blocks. */
     CHECK(fail_each(reserve_shared, NULL) >= 2 + 4);
@@ -336,10 +344,10 @@ static void create_survives_faults(void) {
             CHECK_EQ(fault.n_live, 0);
             paged_allocator_set(NULL);
         }
-        /* The cache, its arena, extents, their stack, granules, rows, tokens, three arrays a group, eight
-         * of the index. */
+        /* The cache, its arena, extents, their stack, granules, rows, tokens, promises, three arrays a
+         * group, eight of the index. */
         int32_t n_more = (kind->packed_tails ? 3 * GROUPS : 0) + (kind->window ? 3 : 0);
-        CHECK_EQ(n_failed, 6 + own_arena + 3 * GROUPS + 8 + n_more);
+        CHECK_EQ(n_failed, 7 + own_arena + 3 * GROUPS + 8 + n_more);
     }
 }
 

@@ -63,7 +63,7 @@ struct model {
     bool surprise;             /* an event that makes no sense; checked after the call */
     int32_t n_entries;         /* ids lie below */
     int32_t n_pins, pins[MODEL_PINS];
-    uint64_t now, n_hits, n_tails, n_moved;
+    uint64_t now, n_hits, n_tails, n_moved, n_waits;
     uint64_t space_hash[MODEL_SPACES][2];
     struct model_entry entries[MODEL_ENTRIES];
 };
@@ -443,6 +443,39 @@ static void model_space(int32_t space, paged_ns_field field[1], paged_namespace 
     *names = (paged_namespace){.fields = field, .n_fields = space > 0};
 }
 
+static const paged__promise *model_promise_of(const struct model *m, const struct model_seq *s) {
+    return &m->cache->promises[paged_seq_row(m->cache, s->handle)];
+}
+
+/* A promise changes nothing that the model knows. */
+static void model_promise(struct model *m, struct model_seq *s, int32_t space, const int32_t *tokens,
+                          int32_t n) {
+    paged_ns_field field[1];
+    paged_namespace names;
+    bool waits = false, promised = model_promise_of(m, s)->n_tokens > 0;
+    model_space(space, field, &names);
+    paged_status status = paged_seq_promise(m->cache, s->handle, &names, tokens, n, &waits);
+    if (n < 1 || s->len || s->reserved || s->space >= 0 || promised)
+        CHECK_EQ(status, PAGED_ERR_INVALID_ARG);
+    else
+        CHECK_EQ(status, n > m->max_seq_tokens ? PAGED_ERR_TOO_LONG : PAGED_OK);
+    if (status == PAGED_OK) CHECK_EQ(paged_seq_waits(m->cache, s->handle), waits);
+    m->n_waits += waits;
+}
+
+/* The longest common beginning with a living sequence that promised its tokens, which is copied from it. */
+static int32_t model_promised(const struct model *m, int32_t space, const int32_t *tokens, int32_t n) {
+    int32_t best = 0;
+    for (int32_t i = 0; i < MODEL_SEQS; i++) {
+        const struct model_seq *s = &m->seqs[i];
+        int32_t k = 0;
+        if (!s->handle || s->space != space || !model_promise_of(m, s)->n_tokens) continue;
+        while (k < n && k < s->len && s->tokens[k] == tokens[k]) k++;
+        best = k > best ? k : best;
+    }
+    return best;
+}
+
 /* On an empty sequence. */
 static void model_match(struct model *m, struct model_seq *s, int32_t space, const int32_t *tokens,
                         int32_t n) {
@@ -451,6 +484,8 @@ static void model_match(struct model *m, struct model_seq *s, int32_t space, con
     paged_match got = {-1, -1, PAGED_MISS_NONE};
     model_space(space, field, &names);
     int32_t least = 0, want = n > 0 ? model_reusable(m, space, tokens, n - 1, &least) : 0;
+    int32_t promised = n > 0 ? model_promised(m, space, tokens, n - 1) : 0;
+    want = promised > want ? promised : want;
     paged_status status = paged_seq_match(m->cache, s->handle, &names, tokens, n, &got);
     if (s->len || s->reserved || s->space >= 0 || n > m->max_seq_tokens) {
         CHECK_EQ(status, n > m->max_seq_tokens && !s->len && !s->reserved && s->space < 0
@@ -608,7 +643,13 @@ static void model_commit(struct model *m, struct model_seq *s, int32_t n, uint64
         CHECK_EQ(paged_seq_commit(m->cache, s->handle, tokens, n), PAGED_ERR_INVALID_ARG);
         return;
     }
-    for (int32_t i = 0; i < n; i++) tokens[i] = (int32_t)(paged__rand(rand) % 3);
+    const paged__promise *promise = model_promise_of(m, s);
+    bool keeps = paged__rand(rand) % 8 != 0;
+    for (int32_t i = 0; i < n; i++) {
+        tokens[i] = (int32_t)(paged__rand(rand) % 3);
+        if (keeps && s->len + i < promise->n_tokens)
+            tokens[i] = m->cache->seqs[promise - m->cache->promises].tokens[s->len + i];
+    }
     model_payload(m, s, s->len, n, true);
     m->acting = s;
     s->len += n; /* what falls out of a window then may be evicted by the same call */
@@ -645,6 +686,7 @@ static void model_free(struct model *m, struct model_seq *s) {
 /* Every call with a handle that is not valid. */
 static void model_wrong_handle(struct model *m, paged_seq handle) {
     int64_t slot = -7;
+    bool waits;
     int32_t token = 1;
     paged_seq out = 12345;
     CHECK_EQ(paged_seq_free(m->cache, handle), PAGED_ERR_STALE);
@@ -659,6 +701,8 @@ static void model_wrong_handle(struct model *m, paged_seq handle) {
     CHECK_EQ(paged_seq_reserved(m->cache, handle), -1);
     CHECK_EQ(paged_seq_row(m->cache, handle), -1);
     CHECK_EQ(paged_seq_first_k(m->cache, handle, 0), -1);
+    CHECK_EQ(paged_seq_waits(m->cache, handle), -1);
+    CHECK_EQ(paged_seq_promise(m->cache, handle, &(paged_namespace){0}, &token, 1, &waits), PAGED_ERR_STALE);
     CHECK(!paged_seq_tokens(m->cache, handle));
     CHECK(slot == -7 && out == 12345);
 }

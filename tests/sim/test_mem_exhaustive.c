@@ -21,7 +21,10 @@ static bool apply(struct model *m, int32_t op, uint64_t *rand) {
         model_create(m);
         for (int32_t i = 0; reuses && i < MODEL_SEQS; i++) {
             struct model_seq *created = &m->seqs[i];
-            if (created->handle && !created->len && !created->reserved && created->space < 0)
+            if (!created->handle || created->len || created->reserved || created->space >= 0) continue;
+            bool promised = model_promise_of(m, created)->n_tokens > 0; /* that it waits, then, ends */
+            if (!promised) model_promise(m, created, 0, m->seqs[0].tokens, sizes->prompt);
+            if (promised || !paged_seq_waits(m->cache, created->handle))
                 model_match(m, created, 0, m->seqs[0].tokens, sizes->prompt);
         }
         return true;

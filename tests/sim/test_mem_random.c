@@ -68,6 +68,21 @@ static int32_t likely_tokens(const struct model *m, uint64_t *rand, int32_t *tok
     return n;
 }
 
+/* Promises what somebody else has promised, or something likely. */
+static void random_promise(struct model *m, struct model_seq *s, uint64_t *rand, int32_t space,
+                           int32_t *tokens, int32_t n) {
+    for (int32_t i = 0; i < MODEL_SEQS; i++) {
+        const struct model_seq *other = &m->seqs[i];
+        const paged__promise *promise = other->handle ? model_promise_of(m, other) : NULL;
+        if (!promise || promise->n_tokens <= other->len || pick(rand, 3) == 0) continue;
+        n = promise->n_tokens;
+        memcpy(tokens, m->cache->seqs[promise - m->cache->promises].tokens, (size_t)n * sizeof *tokens);
+        for (int32_t t = (int32_t)pick(rand, 2 * (uint32_t)n); t < n; t++) tokens[t] = (int32_t)pick(rand, 3);
+        break;
+    }
+    model_promise(m, s, space, tokens, n);
+}
+
 static void random_prefix_operation(struct model *m, uint64_t *rand) {
     static int32_t tokens[MODEL_TOKENS];
     int32_t n = likely_tokens(m, rand, tokens), space = (int32_t)pick(rand, 12) / 5;
@@ -83,6 +98,13 @@ static void random_prefix_operation(struct model *m, uint64_t *rand) {
         for (int32_t i = 0; i < MODEL_SEQS; i++) {
             struct model_seq *s = &m->seqs[i];
             if (!s->handle || s->len || s->reserved || s->space >= 0) continue;
+            if (pick(rand, 2)) random_promise(m, s, rand, space, tokens, n);
+            if (paged_seq_waits(m->cache, s->handle) && pick(rand, 4)) break;
+            if (model_promise_of(m, s)->n_tokens > 0 && pick(rand, 4)) { /* as it promised */
+                const int32_t row = paged_seq_row(m->cache, s->handle);
+                n = m->cache->promises[row].n_tokens;
+                memcpy(tokens, m->cache->seqs[row].tokens, (size_t)n * sizeof *tokens);
+            }
             model_match(m, s, space, tokens, n);
             model_check_seq(m, s);
             break;
@@ -189,7 +211,8 @@ static void random_operation(struct model *m, uint64_t *rand) {
     if (s->handle) model_check_seq(m, s);
 }
 
-static uint64_t n_hits, n_tails, n_evicted, n_packed, n_loose, n_moved, n_unbacked; /* of all seeds */
+/* of all seeds */
+static uint64_t n_hits, n_tails, n_evicted, n_packed, n_loose, n_waits, n_handovers, n_moved, n_unbacked;
 
 static void one_seed(uint64_t seed, int32_t n_operations) {
     static struct model m;
@@ -210,6 +233,9 @@ static void one_seed(uint64_t seed, int32_t n_operations) {
     n_moved += m.n_moved;
     n_unbacked += stats.n_unbacked;
     n_packed += m.n_packed;
+    n_waits += m.n_waits;
+    n_handovers += stats.n_handovers;
+    CHECK_EQ(stats.n_waits, m.n_waits);
     n_loose += stats.n_evicted_blocks;
     CHECK(stats.n_packed >= m.n_packed); /* those that were sealed besides */
     CHECK_EQ(stats.n_hit_tokens, m.n_hits);
@@ -226,6 +252,9 @@ static void random_operations(void) {
            (unsigned long long)n_loose);
     printf("%llu compactions moved blocks, %llu granules returned\n", (unsigned long long)n_moved,
            (unsigned long long)n_unbacked);
+    printf("%llu sequences waited for others, %llu took over\n", (unsigned long long)n_waits,
+           (unsigned long long)n_handovers);
+    CHECK(n_waits > n_seeds && n_handovers > n_seeds / 4);
     CHECK(n_packed > 10 * n_seeds && n_loose > 10 * n_seeds);
     CHECK(n_hits > 100 * n_seeds && n_tails > 10 * n_seeds && n_evicted > 10 * n_seeds);
     CHECK(n_moved > 2 * n_seeds && n_unbacked > 10 * n_seeds);
