@@ -110,6 +110,7 @@ static void add_piece(paged_engine *e, paged__request *r, int32_t n_tokens) {
 }
 
 void paged__schedule(paged_engine *e) {
+    paged_cache_set_clock(e->cache, paged__now_ns()); /* memory that was idle for long goes back */
     wake(e);
     admit(e);
     e->n_pieces = 0;
