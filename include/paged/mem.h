@@ -50,8 +50,9 @@ typedef struct paged_arena {
     void *ctx;
     uint8_t *base;     /* first byte; never moves; NULL where the bytes cannot be addressed (a device) */
     size_t size_bytes; /* address space, reserved once */
-    paged_status (*back)(void *ctx, size_t offset, size_t size_bytes);   /* make usable; idempotent */
-    paged_status (*unback)(void *ctx, size_t offset, size_t size_bytes); /* give back to the system */
+    paged_status (*back)(void *ctx, size_t offset, size_t size_bytes); /* make usable; idempotent */
+    /* Gives back to the system; NULL: what is backed stays so. */
+    paged_status (*unback)(void *ctx, size_t offset, size_t size_bytes);
     paged_status (*copy)(void *ctx, size_t dst, size_t src, size_t size_bytes);
     void (*destroy)(void *ctx);
     size_t granule_bytes; /* the unit of back and unback, which only see multiples of it (or the end of the
@@ -233,7 +234,8 @@ PAGED_API void paged_cache_clear(paged_cache *cache);
  * than pool_bytes). */
 PAGED_API paged_status paged_cache_set_max_bytes(paged_cache *cache, size_t max_bytes);
 
-/* Gives idle memory back to the system, the longest idle first, until at most keep_bytes of it are left.
+/* Gives idle memory back to the system, the longest idle first, until at most keep_bytes of it are left. It
+ * does nothing with an arena that takes nothing back.
  * Errors: INVALID_ARG, what the arena says; what went before an error is gone. */
 PAGED_API paged_status paged_cache_trim(paged_cache *cache, size_t keep_bytes);
 
@@ -322,8 +324,8 @@ typedef struct paged_cache_stats {
     uint64_t n_packed;               /* tails that became blocks, in each group */
     uint64_t n_waits, n_handovers;   /* promises that waited; waiters that became producers */
     uint64_t n_evicted_blocks;       /* of groups with a window, while their entry stayed */
-    int32_t
-        n_available; /* more blocks of group 0 that could be in use: free or evictable, within max_bytes */
+    /* more blocks of group 0 that could be in use: free or evictable, and within max_bytes */
+    int32_t n_available;
     size_t max_bytes, cached_bytes; /* the limit; cached blocks */
     size_t idle_bytes;              /* backed memory without a block */
     uint64_t n_backed, n_unbacked;  /* granules taken from the system, given back */

@@ -265,7 +265,7 @@ paged_status paged_prefix_keep(paged_cache *cache, const paged_namespace *names,
     paged_status status = paged__space_open(cache, names, &space);
     if (status != PAGED_OK) return status;
     paged__walk walk = paged__walk_start(cache, space);
-    int32_t tip = -1, n_tip = 0; /* the last node that a match would get to */
+    int32_t tip = -1, n_tip = 0; /* the last node that a match would get to, and the tokens up to its end */
     for (;;) {
         int32_t rest = n_tokens - walk.n_full * cache->block_size, child = -1;
         const int32_t *at = tokens + (n_tokens - rest);
@@ -275,7 +275,6 @@ paged_status paged_prefix_keep(paged_cache *cache, const paged_namespace *names,
         if (child < 0)
             child = paged__prefix_best(cache, walk.node, at, PAGED_MIN(rest, cache->block_size), &n_common);
         if (child < 0) break;
-        set_priority(cache, child, priority);
         paged__walk_add(cache, &walk, child);
         if (paged__walk_covers(cache, &walk, (walk.n_full - 1) * cache->block_size + 1)) {
             tip = child;
@@ -284,6 +283,8 @@ paged_status paged_prefix_keep(paged_cache *cache, const paged_namespace *names,
         if (n_common < cache->block_size) break;
     }
     if (tip >= 0) status = pin(cache, tip, until);
+    for (int32_t node = walk.node; node >= 0 && status == PAGED_OK; node = cache->nodes[node].parent)
+        set_priority(cache, node, priority);
     paged__settle_limit(cache); /* an earlier pin may have ended */
     paged__space_unref(cache, space);
     if (status == PAGED_OK) *n_kept = n_tip;

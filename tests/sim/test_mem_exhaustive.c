@@ -1,7 +1,7 @@
 /* Goal: small worlds have no corner that chance missed. Method: every sequence of up to 7 operations (8
- * with --long; one less where prefixes are reused) on a pool of 3 blocks of 2 tokens, or of 32 with packed
- * tails, on a cache and on the naive model; the cache is used again from one sequence of operations to the
- * next, so that old state would show. */
+ * with --long; one less where prefixes are reused or a window slides) on a pool of 3 blocks of 2 tokens, or
+ * of 32 with packed tails, on a cache and on the naive model; the cache is used again from one sequence of
+ * operations to the next, so that old state would show. */
 #include "sim/mem_model.h"
 
 enum { N_DEEP = 8, N_OPERATIONS = 17 };
@@ -126,7 +126,7 @@ static void every_short_sequence_of(const struct sizes *of, bool with_reuse, int
     memset(&m, 0, sizeof m);
     m.n_pages_max = 3;
     model_open(&m, &config);
-    int64_t n_paths = enumerate(&m, (test_long ? 8 : 7) - reuses);
+    int64_t n_paths = enumerate(&m, (test_long ? 8 : 7) - (reuses || window > 0));
     printf("%lld sequences of operations\n", (long long)n_paths);
     CHECK(n_paths > 10000);
     model_close(&m);
