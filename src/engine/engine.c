@@ -79,6 +79,7 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
                                    .pool_bytes = c->pool_bytes,
                                    .max_seqs = c->max_running,
                                    .max_seq_tokens = e->n_ctx,
+                                   .trim_after = 10 * 1000000000ull, /* ns, as of paged__now_ns() */
                                    .poison = c->poison};
     return paged_cache_create(&cc, &e->cache, err);
 }

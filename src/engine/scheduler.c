@@ -86,7 +86,7 @@ static void wake(paged_engine *e) {
 static void admit(paged_engine *e) {
     paged_cache_stats stats;
     paged_cache_get_stats(e->cache, &stats);
-    int64_t free_blocks = (int64_t)stats.n_free + stats.n_cached;
+    int64_t free_blocks = stats.n_available;
     for (int32_t i = 0; i < e->n_running; i++)
         free_blocks -= blocks_at_most(e, e->running[i]) - blocks_for(e, e->running[i]->n_cached);
 
@@ -110,6 +110,7 @@ static void add_piece(paged_engine *e, paged__request *r, int32_t n_tokens) {
 }
 
 void paged__schedule(paged_engine *e) {
+    paged_cache_set_clock(e->cache, paged__now_ns()); /* memory that was idle for long goes back */
     wake(e);
     admit(e);
     e->n_pieces = 0;
