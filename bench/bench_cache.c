@@ -266,9 +266,10 @@ int main(int argc, char **argv) {
         print_list("match_ms", match, N_MATCHES);
         print_list("cold_ms", cold, N_ROUNDS);
         print_list("warm_ms", warm, N_ROUNDS);
-        printf("\"metadata_share\": %.8f, \"returned_share\": %.5f, \"returned_s\": %.0f, \"free_mib\": %.1f, "
-               "\"n_moves\": %llu, \"compact_ms\": %.1f}\n",
-               metadata, back.returned, back.seconds, back.free_mib, (unsigned long long)back.n_moves, back.ms);
+        printf(
+            "\"metadata_share\": %.8f, \"returned_share\": %.5f, \"returned_s\": %.0f, \"free_mib\": %.1f, "
+            "\"n_moves\": %llu, \"compact_ms\": %.1f}\n",
+            metadata, back.returned, back.seconds, back.free_mib, (unsigned long long)back.n_moves, back.ms);
         return EXIT_SUCCESS;
     }
     double p = median(plain, N_ROUNDS), x = median(indexed, N_ROUNDS);
@@ -282,7 +283,8 @@ int main(int argc, char **argv) {
     double c = median(cold, N_ROUNDS), w = median(warm, N_ROUNDS);
     printf("touch     %8.3f ms a MiB of new memory, %.3f of warm: a prompt of %d tokens waits %.0f ms more\n",
            c, w, N_TOUCH, (c - w) * (double)paged_pool_bytes_for(&smol, 1, BLOCK, N_TOUCH) / (1 << 20));
-    printf("burst     %8.1f %% of %.0f free MiB went back to the system in %.0f s; %llu blocks moved, %.0f ms in all\n",
+    printf("burst     %8.1f %% of %.0f free MiB went back to the system in %.0f s; %llu blocks moved, %.0f "
+           "ms in all\n",
            back.returned * 100, back.free_mib, back.seconds, (unsigned long long)back.n_moves, back.ms);
     return EXIT_SUCCESS;
 }

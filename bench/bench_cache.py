@@ -31,6 +31,7 @@ BUILD = pathlib.Path(os.environ.get("PAGED_BUILD", ROOT / "build/release"))
 GENERATED = "azure_conv", "azure_code", "mooncake", "sharegpt", "arxiv"
 POOL_TOKENS = 131072      # 16 GiB of LLaMA-3-8B in f16, at 128 KiB a token
 BLOCK_SIZES = 8, 16, 32, 64, 128, 256
+STEP_MS = 30              # of a token, in replays by the clock
 LRU_SHARES = 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0
 
 
@@ -63,27 +64,37 @@ def row(case, metric, unit, better, values, must=None, aim=None):
 
 # ---- memory ----
 
+def peak_tokens(trace):
+    """Most tokens at once when every request starts at its arrival and makes a token a step; room to spare."""
+    changes = [(at, prompt + output) for at, prompt, output, _ in trace.requests]
+    changes += [(at + STEP_MS * (output + 2), -(prompt + output)) for at, prompt, output, _ in trace.requests]
+    now = most = 0
+    for _, change in sorted(changes):
+        now += change
+        most = max(most, now)
+    return 2 * most + 4096
+
+
 def slots(trace):
-    """Tokens stored by slots taken, each request when it ends, and the best that whole tiles of 16 allow."""
-    totals = [prompt + output for _, prompt, output, _ in trace.requests]
-    best = sum(totals) / sum((n + 15) // 16 * 16 for n in totals)
-    got = replay("serial", trace, "--no-index")
-    yield row(trace.name, "stored / taken, block 16", "share", "higher", [got["tokens"] / got["slots"]], 0.993,
-              best - 0.0002)
+    """Tokens stored by slots taken over the replay, and the best that whole tiles of 16 allow for the same lengths."""
+    pool = peak_tokens(trace)
+    got = replay("clock", trace, "--no-index", "--pool", pool, "--step", STEP_MS)
+    stored, best = got["tokens"] / got["slots"], got["tokens"] / got["best"]
+    yield row(trace.name, "stored / taken, block 16", "share", "higher", [stored], 0.993, best - 0.0002)
     yield row(trace.name, "arithmetic best, tiles of 16", "share", "higher", [best])
-    tails = replay("serial", trace, "--no-index", "--block", 64, "--tails")
+    tails = replay("clock", trace, "--no-index", "--pool", pool, "--step", STEP_MS, "--block", 64, "--tails")
     yield row(trace.name, "stored / taken, block 64 with packed tails", "share", "higher",
-              [tails["tokens"] / tails["slots"]], 0.992, got["tokens"] / got["slots"] - 0.0005)
+              [tails["tokens"] / tails["slots"]], 0.992, stored - 0.0005)
+    yield row(trace.name, "requests running, mean", "requests at once", "higher", [got["running"]])
 
 
 def block_sizes(trace):
     for block in BLOCK_SIZES:
-        got = replay("serial", trace, "--no-index", "--block", block)
-        yield row(f"{trace.name}, block {block}", "wasted slots", "share", "lower", [1 - got["tokens"] / got["slots"]])
-        if block >= 32:
-            got = replay("serial", trace, "--no-index", "--block", block, "--tails")
-            yield row(f"{trace.name}, block {block}", "wasted slots, packed tails", "share", "lower",
-                      [1 - got["tokens"] / got["slots"]])
+        for metric, tails in ("wasted slots", []), ("wasted slots, packed tails", ["--tails"]):
+            if block < 32 and tails:
+                continue
+            got = replay("clock", trace, "--no-index", "--pool", peak_tokens(trace), "--step", STEP_MS, "--block", block, *tails)
+            yield row(f"{trace.name}, block {block}", metric, "share", "lower", [1 - got["tokens"] / got["slots"]])
 
 
 def at_once(trace):
@@ -168,7 +179,7 @@ def index_loss(trace, progress):
     losses = []
     for i in range(7):
         progress.show(f"loss with the index, round {i + 1}")
-        pair = [replay("clock", trace, "--pool", longest, *extra) for extra in (["--no-index"], [])]
+        pair = [replay("clock", trace, "--pool", longest, "--step", STEP_MS, *extra) for extra in (["--no-index"], [])]
         losses.append((pair[1]["cpu_seconds"] - pair[0]["cpu_seconds"]) / pair[0]["steps"] / step)
     yield row(f"{trace.name}, 0 % hits", "loss with the index", "share of a decode step", "lower", losses, 0.02, 0.005)
 
@@ -202,7 +213,8 @@ def table(rows):
 # metric -> heading of its column, for parts that have the same figures for every case
 COLUMNS = {
     "slots": {"arithmetic best, tiles of 16": "best of tiles of 16", "stored / taken, block 16": "block 16",
-              "stored / taken, block 64 with packed tails": "block 64, packed tails"},
+              "stored / taken, block 64 with packed tails": "block 64, packed tails",
+              "requests running, mean": "requests running, mean"},
     "block sizes": {"wasted slots": "wasted", "wasted slots, packed tails": "wasted with packed tails"},
     "at once": {"maximum reserved": "maximum reserved", "first fit of exact sizes": "first fit of exact sizes",
                 "paged": "paged", "paged / maximum reserved": "paged / maximum", "paged / first fit": "paged / first fit",

@@ -188,8 +188,8 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) static int64_t p
         STEP(0)
         STEP(1)
         STEP(2)
-        STEP(3) STEP(4) STEP(5) STEP(6) STEP(7) STEP(8) STEP(9) STEP(10) STEP(11) STEP(12) STEP(13) STEP(14)
-            STEP(15)
+        STEP(3)
+        STEP(4) STEP(5) STEP(6) STEP(7) STEP(8) STEP(9) STEP(10) STEP(11) STEP(12) STEP(13) STEP(14) STEP(15)
     }
 #undef STEP
     for (int i = 1; i < PEAK_CHAINS; i++) acc[0] = _mm512_add_epi32(acc[0], acc[i]);

@@ -6,13 +6,13 @@
  * stands for one fixed run of --run tokens, so equal ids are equal tokens; a prompt longer than its ids goes
  * on with tokens of its own, and so does every output.
  *
- *   serial    one request after the other in an unbounded pool: the prompt tokens that each reused; without the
- *             index the tokens stored and the slots taken, summed over all requests, each when it ends
+ *   serial    one request after the other in an unbounded pool: the prompt tokens that each reused; without
+ *             the index the tokens stored and the slots taken, summed over all requests, each when it ends
  *   clock     requests arrive at their times; all that arrived run, each makes a token a step of --step ms.
- *             Every 16 steps the committed tokens and the slots of blocks in use are read from the statistics
+ *             Every 16 steps the tokens and the slots of blocks in use are read from the statistics
  *   saturate  all requests wait from the start; as many run as the pool of --pool tokens holds, a newcomer
- *             leaving 1 % of it free. When a block is missing the youngest gives its own back and starts again
- *             later
+ *             leaving 1 % of it free. When a block is missing the youngest gives its own back and starts
+ *             again later
  *   lru       as serial, in a pool of --pool tokens: what eviction leaves of the reuse
  *
  * The answer is one JSON object on stdout. */
@@ -156,12 +156,13 @@ static void open_cache(replay *r, int64_t pool_tokens, int32_t max_seqs) {
                                        .pool_bytes = pool_bytes,
                                        .max_seqs = max_seqs,
                                        .max_seq_tokens = r->longest,
+                                       .packed_tails = r->tails,
                                        .arena = &arena};
     paged_error err;
     if (paged_cache_create(&config, &r->cache, &err)) die(err.message);
 }
 
-/* Creates, matches and fills the prompt of a request; false, with nothing held, if the blocks do not suffice. */
+/* Creates, matches and fills the prompt of a request; false, with nothing held: the blocks do not suffice. */
 static bool start(replay *r, int32_t index, paged_seq *seq) {
     const request *q = &r->requests[index];
     const int32_t *tokens = tokens_of(r, index);
