@@ -51,7 +51,7 @@ typedef struct paged__matrix {
     size_t tile_bytes;
 } paged__matrix;
 
-/* Activations of n_tokens rows; the memory is the caller's, paged__act_bytes() of it. */
+/* Activations of n_tokens rows; the memory is the caller's, paged__act_bytes() of it, 64-byte aligned. */
 typedef struct paged__act {
     bool quantised; /* else f32 */
     int32_t n_tokens, n_cols;
@@ -99,7 +99,8 @@ void paged__matrix_row(const paged__matrix *w, int32_t row, float *out);
 
 size_t paged__act_bytes(bool quantised, int32_t n_tokens, int32_t n_cols);
 /* Row `token` of the activations from f32 [n_cols]. With `norm_weight` [n_cols] it is RMS-normalised first:
- * x / sqrt(mean(x^2) + eps) * norm_weight (sum in a fixed order). */
+ * x / sqrt(mean(x^2) + eps) * norm_weight (sum in a fixed order). Threads may set different rows at once;
+ * all must be set before a matrix runs. Quantised, a row that holds NaN or an infinity gives NaN. */
 void paged__act_set(const paged__act *act, int32_t token, const float *x, const float *norm_weight,
                     float eps);
 

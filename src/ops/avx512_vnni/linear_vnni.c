@@ -2,7 +2,7 @@
  * chain of an output.
  *
  * A vector has 16 rows × 4 columns of weights as unsigned bytes; VPDPBUSD multiplies it by 4 activations that
- * are broadcast from memory. A register tile is up to 2 tiles × 6 tokens: 12 integer sums of the block and 12
+ * are broadcast from memory. A register tile is 2 tiles × 6 tokens: 12 integer sums of the block and 12
  * f32 sums, so that each weight vector serves 6 tokens and each broadcast 32 rows. The offset of the unsigned
  * form is what the integer sums begin with. A block of 32 columns costs a token and tile 8 VPDPBUSD, one
  * conversion, one multiplication and one or two multiply-adds.
@@ -27,7 +27,7 @@ enum {
     PANEL_BLOCK = 640, /* quants u8[8][64], d f32[16], then m, or d of the second half, f32[16] */
     PANEL_BLOCKS = PAGED__PANEL_COLS / PAGED__ACT_BLOCK,
     PACKED_TOKENS = 18, /* for more, unpacking pays; with high bits for more than a group */
-    AHEAD = 4096        /* bytes; one group asks for memory so much before it uses it */
+    AHEAD = 8192        /* bytes; one group asks for memory so much before it uses it */
 };
 
 /* ---- one block of the packed format ---- */
@@ -169,8 +169,8 @@ typedef struct task {
     int64_t n_units;           /* panel: blocks */
     const paged__act_block *x; /* of the group, at the first of the units */
     int shift;                 /* panel: log2 of zero */
-    const uint8_t *next;       /* weights to bring into the cache meanwhile, … */
-    int64_t next_bytes;        /* … so much a block */
+    uintptr_t next;            /* weights to bring into the cache meanwhile, maybe behind the last, … */
+    size_t next_bytes;         /* … so much a block */
 } task;
 
 enum { STRIDE = TILES * PAGED__ROW_TILE }; /* of sums */
@@ -188,8 +188,8 @@ INLINE void store_sums(float *sums, __m512 acc[TILES][PAGED__ACT_GROUP], const i
     }
 }
 
-INLINE void prefetch(const uint8_t *from, int64_t n) {
-    for (int64_t i = 0; i < n; i += 64) _mm_prefetch((const char *)from + i, _MM_HINT_T0);
+INLINE void prefetch(uintptr_t from, size_t n) {
+    for (size_t i = 0; i < n; i += 64) _mm_prefetch((const char *)(from + i), _MM_HINT_T0);
 }
 
 /* ---- straight from the packed format ---- */
@@ -200,7 +200,7 @@ INLINE void packed_units(const task *k, const int n_tokens, const paged__weight_
     load_sums(acc, k->sums, n_tokens);
     block_at at = {.unit = {k->tile, k->tile + paged__unit_bytes(type)}};
     const paged__act_block *x = k->x;
-    const uint8_t *next = k->next;
+    uintptr_t next = k->next;
     for (int64_t u = 0; u < k->n_units; u++) {
         ROLLED for (at.b = 0; at.b < paged__unit_blocks(type); at.b++, x += n_tokens) {
             prefetch(next, k->next_bytes);
@@ -221,7 +221,7 @@ INLINE void panel_blocks(const task *k, const int n_tokens, const paged__weight_
     load_sums(acc, k->sums, n_tokens);
     block_at at = {.unit = {k->tile, k->tile + PANEL_BLOCK}, .shift = _mm_cvtsi32_si128(k->shift)};
     const paged__act_block *x = k->x;
-    const uint8_t *next = k->next;
+    uintptr_t next = k->next;
     ROLLED for (int64_t b = 0; b < k->n_units; b++, x += n_tokens) {
         prefetch(next, k->next_bytes);
         next += k->next_bytes;
@@ -304,16 +304,16 @@ static void part_sums(float *out, const paged__matrix *w, const uint8_t *units, 
     }
     /* As many bytes as were used now, from a little ahead on, evenly over all groups. */
     const int32_t size = paged__group_size(x->n_tokens), n_groups = (n_tokens + size - 1) / size;
-    k.next = units + (n_groups > 1 ? n * step : AHEAD);
-    k.next_bytes = PAGED_MAX(64, step / unit_blocks / n_groups);
-    const uint8_t *end = k.next + n * step;
+    k.next = (uintptr_t)units + (size_t)(n_groups > 1 ? n * step : AHEAD);
+    k.next_bytes = (size_t)PAGED_MAX(64, step / unit_blocks / n_groups);
+    const uintptr_t end = k.next + (size_t)(n * step);
     for (int32_t t = 0; t < n_tokens;) {
         const paged__group group = paged__group_of(x, token0 + t);
         k.sums = out + t * STRIDE;
         k.x = paged__group_blocks(x, group) + first_unit * unit_blocks * group.width;
         run[group.width - 1](&k);
         t += group.width;
-        k.next += k.next_bytes * n * unit_blocks;
+        k.next += k.next_bytes * (size_t)(n * unit_blocks);
         if (k.next >= end) k.next_bytes = 0;
     }
 }

@@ -37,7 +37,8 @@ INLINE void columns(const task *k, int64_t begin, int64_t end, const int n_tiles
         UNROLL for (int r = 0; r < n_tiles; r++) {
             const uint8_t *from = tile + r * k->tile_bytes;
             w[r] = column(from, c, type);
-            _mm_prefetch((const char *)from + c * paged__float_bytes(type) * 16 + AHEAD, _MM_HINT_T0);
+            const uintptr_t ahead = (uintptr_t)from + (size_t)(c * paged__float_bytes(type) * 16 + AHEAD);
+            _mm_prefetch((const char *)ahead, _MM_HINT_T0); /* maybe behind the last weight */
         }
         UNROLL for (int t = 0; t < n_tokens; t++) {
             const __m512 xt = _mm512_set1_ps(x[t]);
