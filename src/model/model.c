@@ -154,6 +154,7 @@ paged_status paged__model_matrix(paged_model *m, const char *name, bool required
                              !ggml_get_type_traits_cpu(traits->vec_dot_type)->from_float))
         return paged__fail(err, PAGED_ERR_UNSUPPORTED, "tensor %s: type %s is not supported for a matrix",
                            name, ggml_type_name(t->type));
+    PAGED_ASSERT(m->n_weights < paged__gguf_n_tensors(m->file));
     paged__weight *w = &m->weights[m->n_weights++];
     *w = (paged__weight){.name = t->name,
                          .type = t->type,

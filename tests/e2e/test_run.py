@@ -219,6 +219,14 @@ def test_stats(paged, model):
     done = paged("run", "--model", model, "--prompt", QUESTION, "--max-tokens", 5, "--quiet", "--stats", *ONE_THREAD)
     assert done.returncode == 0
     assert "tokens/s" in done.stderr and "blocks" in done.stderr and "same bits" in done.stderr
+    assert "attention" in done.stderr and "linear" in done.stderr and "packed q8_0, q4_1" in done.stderr
+
+
+def test_inspect_tells_what_loading_took(paged, model):
+    facts = json.loads(paged("inspect", model, "--json").stdout)
+    assert facts["load_ms"] > 0 and facts["linear_kernels"].endswith("packed q8_0, q4_1")
+    # The packed layout keeps each type's bits for a weight.
+    assert 0.98 < facts["packed_bytes"] / facts["weight_bytes"] < 1.02
 
 
 def test_pool_holds_exactly_what_fits(paged, model):
