@@ -17,7 +17,7 @@
 #include "ops/ops.h"
 #include "ops/scores.h"
 
-enum { ROWS = 6, PAIRS = PAGED_TILE / 2 };
+enum { ROWS = 6, PAIRS = PAGED_TILE / 2, NEAR = 24 };
 
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
@@ -57,15 +57,15 @@ static void load_q(void *q, const float *src, float scale, int32_t head_dim) {
 
 /* What a loop over pairs prefetches: `rate` lines each turn, from `from[c]` on in quarter c of the loop.
  * While qk works it fetches V of the step, and pv fetches K of the next: so what is under way and what is in
- * use fit L1 together. A processor may drop a prefetch while its queue of misses is full; where one loop
- * brings in everything, it asks again for each line, `again` of them. */
+ * use fit L1 together. A processor may drop a prefetch while its queue of misses is full; so such a loop also
+ * asks again for what it needs itself, farther ahead than the processor looks: NEAR pairs in qk, two tiles in
+ * pv. */
 typedef struct share {
     const uint8_t *from[4];
-    int32_t rate, again;
+    int32_t rate;
 } share;
 
 INLINE const uint8_t *fetch_lines(const share *f, const uint8_t *next) {
-    for (int32_t x = 0; x < f->again; x++) _mm_prefetch((const char *)next + x * 64, _MM_HINT_T0);
     for (int32_t x = 0; x < f->rate; x++, next += 64) _mm_prefetch((const char *)next, _MM_HINT_T0);
     return next;
 }
@@ -78,7 +78,6 @@ INLINE share share_of(const void *const *tiles, int64_t tile_lines, int32_t inde
     int64_t part_lines = (tile_lines + parts - 1) / parts;
     share f = {.rate = (int32_t)((part_lines + quarter_turns - 1) / quarter_turns)};
     if (4 * index >= parts * PAGED__STEP_TILES) return (share){.rate = 0};
-    if (n == 1) f.again = f.rate;
     for (int32_t c = 0; c < 4; c++) {
         int32_t part = 4 * index + c;
         f.from[c] = (const uint8_t *)tiles[part / parts] + part % parts * part_lines * 64;
@@ -122,6 +121,8 @@ INLINE void qk_tiles(const paged__step *step, const share *f, int32_t first_row,
         const uint8_t *next = f->from[c];
         for (int64_t stop = PAGED_MIN(at + quarter, end); at < stop; at += 64, q += 4) {
             next = fetch_lines(f, next);
+            UNROLL for (int j = 0; j < n_tiles; j++)
+                _mm_prefetch((const char *)k[j] + PAGED_MIN(at + NEAR * 64, end - 64), _MM_HINT_T0);
             qk_pair(acc, q, q_stride, k, at, n_rows, n_tiles);
         }
     }
@@ -279,8 +280,11 @@ INLINE void pv_pairs(const paged__step *step, const share *f, int32_t first_row,
                 pv_pair(acc, p, p_stride, v, mask, n_rows, n_vecs);
             i = end;
         }
-        for (; i < end; i++, v += pair_bytes, p += 4) {
+        const uint8_t *near =
+            (const uint8_t *)step->v.at[PAGED_MIN(tile + 2, 3)] + i % PAIRS * pair_bytes + d * 4;
+        for (; i < end; i++, v += pair_bytes, p += 4, near += pair_bytes) {
             next = fetch_lines(f, next);
+            UNROLL for (int j = 0; j < n_vecs; j++) _mm_prefetch((const char *)near + j * 64, _MM_HINT_T0);
             pv_pair(acc, p, p_stride, v, mask, n_rows, n_vecs);
         }
     }
