@@ -143,8 +143,12 @@ static void step_tiles(const unit *u, split_run *run, const paged__scratch *scra
                            .n_tokens = PAGED_MIN(n_keys - t0, PAGED_ATTN_STEP),
                            .n_before = PAGED_MAX(first - t0, 0)};
     paged__tiles *k = &run->step.k, *v = &run->step.v;
+    paged__attn_step next = at;
+    next.t0 = t1;
+    next.n_tokens = PAGED_MIN(n_keys - t1, PAGED_ATTN_STEP);
+    next.n_before = 0; /* what the rows of this step see reaches beyond it */
     if (run->pack)
-        paged__tiles_pack(run->tiles, &at, scratch, run->widen, k->at, v->at);
+        paged__tiles_pack(run->tiles, &at, t1 < n_keys ? &next : NULL, scratch, run->widen, k->at, v->at);
     else if (run->widen)
         paged__tiles_widen(run->tiles, &at, scratch, k->at, v->at);
     else
@@ -158,21 +162,17 @@ static void step_tiles(const unit *u, split_run *run, const paged__scratch *scra
         memcpy(k->next, k->at, sizeof k->next);
         memcpy(v->next, v->at, sizeof v->next);
     } else {
-        at.t0 = t1;
-        at.n_tokens = PAGED_MIN(n_keys - t1, PAGED_ATTN_STEP);
-        at.n_before = 0; /* what the rows of this step see reaches beyond it */
-        paged__tiles_find(&at, k->next, v->next);
-        if (u->kv->type == PAGED_TYPE_I8) paged__scales_find(&at, k->next_scale, v->next_scale);
+        paged__tiles_find(&next, k->next, v->next);
+        if (u->kv->type == PAGED_TYPE_I8) paged__scales_find(&next, k->next_scale, v->next_scale);
     }
 }
 
 /* In one fixed order: lane i with i + 8, then 4, 2, 1. */
 static float sum_lanes(const float *lanes) {
-    float x[PAGED__L_LANES];
-    memcpy(x, lanes, sizeof x);
-    for (int32_t width = PAGED__L_LANES / 2; width > 0; width /= 2)
-        for (int32_t i = 0; i < width; i++) x[i] += x[i + width];
-    return x[0];
+    float x[8], y[4];
+    for (int32_t i = 0; i < 8; i++) x[i] = lanes[i] + lanes[i + 8];
+    for (int32_t i = 0; i < 4; i++) y[i] = x[i] + x[i + 4];
+    return (y[0] + y[2]) + (y[1] + y[3]);
 }
 
 /* Rows of the unit that see a token of t0 … t1 - 1: neighbours, since what rows see ascends. */

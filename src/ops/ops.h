@@ -184,7 +184,11 @@ extern const paged__type_kernels paged__avx2_f16, paged__avx2_f32, paged__avx2_b
 extern const paged__type_kernels paged__avx512_f16, paged__avx512_f32, paged__avx512_bf16;
 extern const paged__type_kernels paged__avx2_i8, paged__avx512_vnni_i8;
 extern const paged__type_kernels paged__avx512_bf16_bf16;
-/* Of attn_avx512.c, for the tables of larger sets. */
+/* Of attn_avx512.c and pack_avx512.c, for the tables of larger sets. */
+void paged__pack_k_f16_avx512(void *tile, const void *const *rows, int32_t head_dim);
+void paged__pack_k_f32_avx512(void *tile, const void *const *rows, int32_t head_dim);
+void paged__pack_k_bf16_avx512(void *tile, const void *const *rows, int32_t head_dim);
+void paged__pack_v_bf16_avx512(void *tile, const void *const *rows, int32_t head_dim);
 void paged__merge_avx512(float *acc, float a, const float *part, float b, int32_t n);
 void paged__divide_avx512(float *out, const float *o, float l, int32_t n);
 void paged__to_f32_bf16_avx512(float *dst, const void *src, int64_t n);

@@ -96,6 +96,17 @@ INLINE int64_t v_tile_lines(const paged__step *step) {
 
 /* ---- scores ---- */
 
+/* One pair of elements: n_rows rows against n_tiles tiles. */
+INLINE void qk_pair(__m512 acc[ROWS][4], const uint8_t *q, int64_t q_stride, const uint8_t *const *k,
+                    int64_t at, const int n_rows, const int n_tiles) {
+    __m512i pairs[4];
+    UNROLL for (int j = 0; j < n_tiles; j++) pairs[j] = _mm512_loadu_si512(k[j] + at);
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        __m512i qd = broadcast_pair(q + r * q_stride);
+        UNROLL for (int j = 0; j < n_tiles; j++) acc[r][j] = dot(acc[r][j], qd, pairs[j]);
+    }
+}
+
 /* Tiles j … j + n_tiles - 1 of n_rows rows. */
 INLINE void qk_tiles(const paged__step *step, const share *f, int32_t first_row, int32_t first_tile,
                      const int n_rows, const int n_tiles) {
@@ -107,18 +118,14 @@ INLINE void qk_tiles(const paged__step *step, const share *f, int32_t first_row,
         UNROLL for (int j = 0; j < n_tiles; j++) acc[r][j] = _mm512_setzero_ps();
     }
     int64_t end = k_tile_lines(step) * 64, quarter = (k_tile_lines(step) + 3) / 4 * 64, at = 0;
-    for (int32_t c = 0; c < 4; c++) {
+    for (int32_t c = 0; c < 4 && f->rate > 0; c++) {
         const uint8_t *next = f->from[c];
         for (int64_t stop = PAGED_MIN(at + quarter, end); at < stop; at += 64, q += 4) {
-            __m512i pairs[4];
             next = fetch_lines(f, next);
-            UNROLL for (int j = 0; j < n_tiles; j++) pairs[j] = _mm512_loadu_si512(k[j] + at);
-            UNROLL for (int r = 0; r < n_rows; r++) {
-                __m512i qd = broadcast_pair(q + r * q_stride);
-                UNROLL for (int j = 0; j < n_tiles; j++) acc[r][j] = dot(acc[r][j], qd, pairs[j]);
-            }
+            qk_pair(acc, q, q_stride, k, at, n_rows, n_tiles);
         }
     }
+    for (; at < end; at += 64, q += 4) qk_pair(acc, q, q_stride, k, at, n_rows, n_tiles);
     float *s = step->s + first_row * PAGED_ATTN_STEP + first_tile * PAGED_TILE;
     UNROLL for (int r = 0; r < n_rows; r++) {
         UNROLL for (int j = 0; j < n_tiles; j++)
@@ -240,13 +247,25 @@ static void softmax(const paged__step *step) {
 
 /* ---- values ---- */
 
-/* Pairs i0 … i1 - 1 of the step, all of them seen by all rows; n_vecs vectors of 16 elements from d on, of
- * which the last has only those under `mask`. */
+/* One pair of tokens: n_rows rows, n_vecs vectors of 16 elements, of which the last has only those under
+ * `mask`. */
+INLINE void pv_pair(__m512 acc[ROWS][8], const uint8_t *p, int64_t p_stride, const uint8_t *v, __mmask16 mask,
+                    const int n_rows, const int n_vecs) {
+    __m512i pairs[8];
+    UNROLL for (int j = 0; j < n_vecs; j++) pairs[j] =
+        _mm512_maskz_loadu_epi32(j == n_vecs - 1 ? mask : 0xffff, v + j * 64);
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        __m512i weights = broadcast_pair(p + r * p_stride);
+        UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = dot(acc[r][j], weights, pairs[j]);
+    }
+}
+
+/* Pairs i0 … i1 - 1 of the step, all of them seen by all rows; elements from d on. */
 INLINE void pv_pairs(const paged__step *step, const share *f, int32_t first_row, int32_t i0, int32_t i1,
                      int64_t d, __mmask16 mask, const int n_rows, const int n_vecs) {
     float *o = step->o + first_row * step->o_stride + d;
-    const uint8_t *p = step->p + first_row * step->p_stride;
-    int64_t pair_bytes = step->head_dim_v * (int64_t)4;
+    const uint8_t *p = step->p + first_row * step->p_stride + i0 * 4;
+    int64_t pair_bytes = step->head_dim_v * (int64_t)4, p_stride = step->p_stride;
     __m512 acc[ROWS][8];
     UNROLL for (int r = 0; r < n_rows; r++) {
         UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = _mm512_loadu_ps(o + r * step->o_stride + j * 16);
@@ -255,15 +274,14 @@ INLINE void pv_pairs(const paged__step *step, const share *f, int32_t first_row,
         int64_t tile = i / PAIRS, end = PAGED_MIN((tile + 1) * PAIRS, (int64_t)i1);
         const uint8_t *v = (const uint8_t *)step->v.at[tile] + i % PAIRS * pair_bytes + d * 4,
                       *next = f->from[tile];
-        for (; i < end; i++, v += pair_bytes) {
-            __m512i pairs[8];
+        if (f->rate == 0 && end - i == PAIRS) {
+            UNROLL for (int n = 0; n < PAIRS; n++, v += pair_bytes, p += 4)
+                pv_pair(acc, p, p_stride, v, mask, n_rows, n_vecs);
+            i = end;
+        }
+        for (; i < end; i++, v += pair_bytes, p += 4) {
             next = fetch_lines(f, next);
-            UNROLL for (int j = 0; j < n_vecs; j++) pairs[j] =
-                _mm512_maskz_loadu_epi32(j == n_vecs - 1 ? mask : 0xffff, v + j * 64);
-            UNROLL for (int r = 0; r < n_rows; r++) {
-                __m512i weights = broadcast_pair(p + r * step->p_stride + i * 4);
-                UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = dot(acc[r][j], weights, pairs[j]);
-            }
+            pv_pair(acc, p, p_stride, v, mask, n_rows, n_vecs);
         }
     }
     UNROLL for (int r = 0; r < n_rows; r++) {
@@ -362,8 +380,8 @@ const paged__type_kernels paged__avx512_bf16_bf16 = {.q_bytes = q_bytes,
                                                      .qk = qk,
                                                      .softmax = softmax,
                                                      .pv = pv,
-                                                     .pack_k = paged__pack_k_bf16,
-                                                     .pack_v = paged__pack_v_bf16,
+                                                     .pack_k = paged__pack_k_bf16_avx512,
+                                                     .pack_v = paged__pack_v_bf16_avx512,
                                                      .to_f32 = paged__to_f32_bf16_avx512,
                                                      .from_f32 = paged__from_f32_bf16_avx512};
 
