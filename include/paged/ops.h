@@ -113,9 +113,9 @@ typedef struct paged_attn_config {
 } paged_attn_config;
 
 /* Cascade: n_seqs consecutive sequences of the batch whose first n_tokens lie in the same blocks. Every whole
- * split (PAGED_ATTN_SPLIT tokens) of them that all queries of these sequences see is read once for all rows
- * (once for 64 rows where there are more). The result has the bits that it has without. With a window nothing
- * is read together. */
+ * split (PAGED_ATTN_SPLIT tokens) of them that all queries of these sequences see is read once for all of
+ * them (where they are many, once for each tile of them). The result has the bits that it has without. With
+ * a window nothing is read together. */
 typedef struct paged_shared {
     int32_t first_seq, n_seqs, n_tokens;
 } paged_shared;

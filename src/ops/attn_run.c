@@ -60,7 +60,7 @@ static void finish_row(const unit *u, int32_t r, float *state, const paged_attn_
     double m = *state_m(attn, state), sink = io->sinks ? io->sinks[head] * LOG2_E : -INFINITY;
     if (l != 0)
         attn->kernels->divide(out, state,
-                              sink == -INFINITY ? l : (float)PAGED_MIN(l + exp2(sink - m), FLT_MAX), dv);
+                              sink == -INFINITY ? l : (float)PAGED_MIN(FLT_MAX, l + exp2(sink - m)), dv);
     else
         memset(out, 0, (size_t)dv * sizeof(float));
     if (!io->lse) return;

@@ -141,14 +141,17 @@ static void copy_tokens(const paged_kv *kv, const paged__table *table, int32_t h
                kv->k + from + head * kv->k_head_stride + slot.offset * k_row, (size_t)(n * k_row));
         memcpy(to->v + at + head * to->v_head_stride + o * v_row,
                kv->v + from + head * kv->v_head_stride + slot.offset * v_row, (size_t)(n * v_row));
+        if (kv->type != PAGED_TYPE_I8) continue;
+        from = slot.block * kv->scale_block_stride + head * kv->scale_head_stride + slot.offset * 4;
+        at = block * to->scale_block_stride + head * to->scale_head_stride + o * 4;
+        memcpy(to->k_scale + at, kv->k_scale + from, (size_t)n * 4);
+        memcpy(to->v_scale + at, kv->v_scale + from, (size_t)n * 4);
     }
 }
 
 paged_status paged_kv_gather(const paged_kv *kv, const paged_tables *tables, int32_t seq, const paged_kv *to,
                              int32_t ith, int32_t nth, paged_error *err) {
     if (!kv || !tables || !to) INVALID("%s is NULL", !kv ? "kv" : !tables ? "tables" : "to");
-    if (kv->type == PAGED_TYPE_I8)
-        return paged__fail(err, PAGED_ERR_UNSUPPORTED, "i8 is not gathered yet: it has scales besides");
     if (nth < 1 || ith < 0 || ith >= nth) INVALID("thread %d of %d", ith, nth);
     paged_status status = check_gather(kv, tables, seq, to, err);
     if (status) return status;

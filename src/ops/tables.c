@@ -9,7 +9,9 @@
 
 paged_status paged__kv_check_tabled(const paged_kv *kv, const paged_tables *tables, paged_error *err) {
     paged_kv one_head = *kv;
-    if (tables->head_stride == 0 || kv->k_head_stride != 0 || kv->v_head_stride != 0)
+    bool has_scales = kv->type == PAGED_TYPE_I8;
+    if (tables->head_stride == 0 || kv->k_head_stride != 0 || kv->v_head_stride != 0 ||
+        (has_scales && kv->scale_head_stride != 0))
         return paged__kv_check(kv, err);
     /* Heads share a pool of blocks, and the table of each says which are its own. */
     if (kv->n_kv_heads < 1) INVALID("n_kv_heads is %d", kv->n_kv_heads);
