@@ -69,13 +69,13 @@ typedef struct paged_tables {
     const int32_t *seqlens_k;   /* [n_seqs] keys of each sequence, those of this step included */
     int32_t n_seqs, max_blocks; /* max_blocks: entries in a row */
 
-    /* Windowed groups: first key that is still there; entries of blocks that lie wholly before it may be -1.
-     * NULL: all are. */
+    /* Windowed groups: first key that is still there, 0 … seqlens_k; entries of blocks that lie wholly before
+     * it may be -1. NULL: all are. */
     const int32_t *first_k; /* [n_seqs] */
 
-    /* Packed tails: where the last, partly filled block of a row has no block of its own (its entry is -1),
-     * its tiles stand here: physical block * (block_size / 16) + tile in it. Packed layout only. NULL: no
-     * row has such a tail. */
+    /* Packed tails: where the last block of a sequence has no block of its own (its entry is -1), its tiles
+     * stand here: physical block * (block_size / 16) + tile in it, so that slot i of tile t is slot
+     * 16 * t + i. Tiles behind the last key may be -1. Packed layout only. NULL: no row has such a tail. */
     const int32_t *tail_tiles; /* [n_rows, block_size / 16], -1 absent; the same for all heads */
 } paged_tables;
 

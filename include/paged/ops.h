@@ -6,19 +6,27 @@
  *     paged_attn_create -> per step: paged_attn_plan -> per layer, on every thread: paged_kv_write, barrier,
  *                                                       paged_attn_run, barrier, paged_attn_merge
  *
- * Query i of a sequence with n_q queries and n_k keys sits at position n_k - n_q + i and sees the keys 0 …
- * that position (causal, bottom-right aligned; with `causal` false it sees all n_k). A row that sees no key
- * gives zeros and LSE -inf.
+ * Query i of a sequence with n_q queries and n_k keys sits at position p = n_k - n_q + i and sees the keys
+ * 0 … p (causal, bottom-right aligned), of these the last `window`, its own included, if there is a window;
+ * with `non_causal` it sees all n_k. The score of key j is
+ *
+ *     s = scale * q · k;   softcap: s = softcap * tanh(s / softcap);   ALiBi: s = s + slope[head] * (j - p)
+ *
+ * and a sink is one more score without a value. A row that sees no key gives zeros; its LSE is its sink, or
+ * -inf without one. A key that a row does not see may hold NaN or Inf and changes nothing.
  *
  * The same bits. The result of a row depends on its query and on the keys it sees and on nothing else: not on
  * the batch, the number of threads, the chunking of a prefill, or the physical blocks. What makes it true:
  * keys and values are always read back from the cache; softmax steps (64 tokens) and splits (PAGED_ATTN_SPLIT
- * tokens) sit at absolute positions; each output element is one accumulation chain in ascending token order;
- * partial states of splits are merged in ascending order by one function. Bits differ between instruction
- * sets: paged_attn_kernels() names the set.
+ * tokens) sit at absolute positions, with a window too; each output element is one accumulation chain in
+ * ascending token order; partial states of splits are merged in ascending order by one function, those of a
+ * cascade like all others; a sink enters after the last. Bits differ between instruction sets:
+ * paged_attn_kernels() names the set.
  *
  * Method: online softmax (Milakov & Gimelshein 2018), tiling as in FlashAttention-2 (Dao 2023), split-KV
- * merge by LSE as in Flash-Decoding (Dao et al. 2023), block tables as in PagedAttention (Kwon et al. 2023).
+ * merge by LSE as in Flash-Decoding (Dao et al. 2023), block tables as in PagedAttention (Kwon et al. 2023),
+ * cascade as in Hydragen (Juravsky et al. 2024) and FlashInfer's cascade inference (Ye et al. 2024), sinks as
+ * in StreamingLLM (Xiao et al. 2023) with a learnt score in place of a key.
  */
 #ifndef PAGED_OPS_H
 #define PAGED_OPS_H
@@ -57,6 +65,35 @@ PAGED_API paged_status paged_kv_check_slots(const paged_kv *kv, const int64_t *s
 PAGED_API void paged_kv_read(const paged_kv *kv, const int64_t *slots, int32_t n_tokens, float *k_out,
                              float *v_out);
 
+/* ---- the cache in other shapes; bytes are moved, never rounded ---- */
+
+/* Dense arrays that others use, of the element type of the cache. */
+typedef enum paged_dense {
+    PAGED_DENSE_HEADS_FIRST = 0, /* [n_blocks, n_kv_heads, block_size, head_dim] */
+    PAGED_DENSE_TOKENS_FIRST = 1 /* [n_blocks, block_size, n_kv_heads, head_dim] */
+} paged_dense;
+
+/* All blocks of the cache, of either layout, to dense arrays k and v, and back. NULL for k or v leaves that
+ * part alone. Thread rule: blocks are divided among ith of nth callers. Errors: INVALID_ARG; UNSUPPORTED for
+ * i8, whose numbers mean nothing without their scales. */
+PAGED_API paged_status paged_kv_export(const paged_kv *kv, paged_dense shape, void *k, void *v, int32_t ith,
+                                       int32_t nth, paged_error *err);
+PAGED_API paged_status paged_kv_import(const paged_kv *kv, paged_dense shape, const void *k, const void *v,
+                                       int32_t ith, int32_t nth, paged_error *err);
+
+/* Copies the keys and values of sequence `seq` to one run of blocks: its block i becomes block i of `to`,
+ * which has the type, layout, block size and heads of `kv` and as many blocks as the sequence needs. What
+ * lies between the strides is the caller's choice: with the plain layout, block_stride = block_size *
+ * head_dim * element and head strides of max_k times that, `to` is a dense [n_kv_heads, max_k, head_dim].
+ * This is attention by gathering first, the way of engines without a paged kernel; ours needs no copy.
+ * Packed tails become ordinary blocks, blocks before first_k are left out, slots behind the last key are not
+ * written. Thread rule: heads and blocks are divided among ith of nth callers. Errors: INVALID_ARG naming
+ * sequence, entry and value; nothing is written then. */
+PAGED_API paged_status paged_kv_gather(const paged_kv *kv, const paged_tables *tables, int32_t seq,
+                                       const paged_kv *to, int32_t ith, int32_t nth, paged_error *err);
+
+/* ---- attention ---- */
+
 typedef struct paged_attn_config {
     size_t struct_size;
     int32_t n_heads, n_kv_heads;    /* query head h uses KV head h / (n_heads / n_kv_heads) */
@@ -67,26 +104,30 @@ typedef struct paged_attn_config {
     float scale;             /* 0: 1 / sqrt(head_dim_k) */
     bool non_causal;         /* false: causal */
     int32_t window;          /* keys that a query sees at most, its own included; 0: all. Causal only */
-    float softcap;           /* scores become softcap * tanh(score / softcap); 0: off */
-    const float *alibi;      /* [n_heads] slopes, copied; adds slope * (key - query position); NULL: off */
+    float softcap;           /* 0: off */
+    const float *alibi;      /* [n_heads] slopes, copied; NULL: off */
     int32_t n_threads_max;   /* largest nth that run will be called with; 0: 1 */
     int32_t max_q, max_seqs; /* largest batch that plan will be given; 0: 1 */
     int32_t max_k;           /* largest seqlens_k; 0: 4096 */
+    int32_t max_shared_q;    /* cascade: most queries of all sequences that share; 0: none */
 } paged_attn_config;
 
-/* Queries of a step: sequence s owns the rows cu_seqlens_q[s] … cu_seqlens_q[s + 1] - 1. */
+/* Cascade: n_seqs consecutive sequences of the batch whose first n_tokens lie in the same blocks. Every whole
+ * split (PAGED_ATTN_SPLIT tokens) of them that all queries of these sequences see is read once for all rows
+ * (once for 64 rows where there are more). The result has the bits that it has without. With a window nothing
+ * is read together. */
+typedef struct paged_shared {
+    int32_t first_seq, n_seqs, n_tokens;
+} paged_shared;
+
+/* Queries of a step: sequence s owns the rows cu_seqlens_q[s] … cu_seqlens_q[s + 1] - 1. All arrays are
+ * borrowed and must not change between plan and the last run. */
 typedef struct paged_batch {
     const int32_t *cu_seqlens_q; /* [n_seqs + 1], ascending from 0 */
     paged_tables tables;
-    /* Cascade: sequences whose first tokens lie in the same blocks, which are then read once for all. */
     int32_t n_shared;
-    const struct paged_shared *shared; /* [n_shared] ascending, disjoint */
+    const paged_shared *shared; /* [n_shared] ascending, disjoint */
 } paged_batch;
-
-typedef struct paged_shared {
-    int32_t first_seq, n_seqs; /* consecutive sequences of the batch */
-    int32_t n_tokens;          /* that they have in common; whole splits of it are shared */
-} paged_shared;
 
 typedef struct paged_attn paged_attn;
 
@@ -108,8 +149,9 @@ typedef struct paged_attn_io {
     int64_t q_stride;   /* elements from one row of q to the next; 0: dense */
     float *out;         /* [n_q, n_heads, head_dim_v] f32 */
     int64_t out_stride; /* elements; 0: dense */
-    float *lse;         /* [n_q, n_heads] natural logarithm of the sum of exp of the scaled scores; or NULL */
-    const float *sinks; /* [n_heads] a score that takes part in the sum and has no value; or NULL */
+    float *lse; /* [n_q, n_heads] natural logarithm of the sum of exp(score), sink included; or NULL */
+    const float
+        *sinks; /* [n_heads] a score that takes part in the sum and has no value, -inf: none; or NULL */
 } paged_attn_io;
 
 /* The part of thread ith of nth (nth ≤ n_threads_max; the same in every call of the step). All threads must
@@ -118,10 +160,18 @@ PAGED_API void paged_attn_run(paged_attn *attn, const paged_kv *kv, const paged_
                               int32_t nth);
 PAGED_API void paged_attn_merge(paged_attn *attn, const paged_attn_io *io, int32_t ith, int32_t nth);
 
-/* False when the plan left nothing for paged_attn_merge to do (every row fits one split). */
+/* False when the plan left nothing for paged_attn_merge to do, however many threads ran. */
 PAGED_API bool paged_attn_needs_merge(const paged_attn *attn);
 
-/* "avx512", "avx2" or "ref": the kernels chosen at create. Static. */
+/* Attention over two disjoint sets of keys -> attention over both, in place of the first: for sets that were
+ * not computed in one run (another machine, another cache). lse is the natural logarithm that run writes. A
+ * side whose lse is -inf has seen no key: its row of out is not read, and the other side is taken as it is.
+ * A sink may be in one of the sides only.
+ *   out_a, out_b [n_rows, head_dim], lse_a, lse_b [n_rows]; a row is one query and one head */
+PAGED_API void paged_attn_merge_states(float *out_a, float *lse_a, const float *out_b, const float *lse_b,
+                                       int64_t n_rows, int32_t head_dim);
+
+/* "avx512_bf16", "avx512", "avx2" or "ref": the kernels chosen at create. Static. */
 PAGED_API const char *paged_attn_kernels(const paged_attn *attn);
 
 #ifdef __cplusplus

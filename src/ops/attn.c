@@ -11,7 +11,8 @@ enum {
     MAX_KEYS = 1 << 27,
     MAX_BLOCK_SIZE = 1024
 };
-#define MAX_STRIDE ((int64_t)1 << 30) /* entries of a table */
+
+#define LOG2_E 1.44269504088896340736
 
 #define INVALID(...) return paged__fail(err, PAGED_ERR_INVALID_ARG, __VA_ARGS__)
 
@@ -39,6 +40,8 @@ static paged_status check_config(const paged_attn_config *c, paged_error *err) {
         {"max_q", c->max_q, 1, MAX_BATCH},
         {"max_seqs", c->max_seqs, 1, MAX_BATCH},
         {"max_k", c->max_k, 1, MAX_KEYS},
+        {"max_shared_q", c->max_shared_q, 0, MAX_BATCH},
+        {"window", c->window, 0, INT32_MAX},
     };
     for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; i++) {
         paged_status status =
@@ -55,8 +58,11 @@ static paged_status check_config(const paged_attn_config *c, paged_error *err) {
         INVALID("head_dim_k %d and head_dim_v %d must be even in the packed layout of bf16", c->head_dim_k,
                 c->head_dim_v);
     if (!isfinite(c->scale)) INVALID("scale is not finite");
-    if (c->window || c->softcap != 0 || c->alibi)
-        return paged__fail(err, PAGED_ERR_UNSUPPORTED, "window, softcap and ALiBi are not there yet");
+    if (c->window && c->non_causal) INVALID("a window of %d asks for causal attention", c->window);
+    if (!isfinite(c->softcap) || c->softcap < 0 || (c->softcap != 0 && c->softcap < 1e-30f))
+        INVALID("softcap is %g, not 0 and no finite number of at least 1e-30", (double)c->softcap);
+    for (int32_t h = 0; c->alibi && h < c->n_heads; h++)
+        if (!isfinite(c->alibi[h])) INVALID("ALiBi slope of head %d is not finite", h);
     return PAGED_OK;
 }
 
@@ -68,6 +74,7 @@ static paged_attn_config with_defaults(const paged_attn_config *config) {
     if (c.max_q == 0) c.max_q = 1;
     if (c.max_seqs == 0) c.max_seqs = 1;
     if (c.max_k == 0) c.max_k = 4096;
+    c.window = PAGED_MIN(c.window, c.max_k); /* no more keys are ever there */
     return c;
 }
 
@@ -80,18 +87,26 @@ static size_t round_up_16(size_t n) {
 static size_t place_scratch(const paged_attn *attn, float *at, paged__scratch *out) {
     size_t rows = (size_t)attn->rows_max, dk = (size_t)attn->config.head_dim_k,
            dv = (size_t)attn->config.head_dim_v;
-    float **arrays[] = {&out->q, &out->s, &out->l, &out->acc, &out->cur, &out->k_tiles, &out->v_tiles};
-    size_t sizes[] = {rows * dk,
+    float *q, *p,
+        **arrays[] = {&q,          &p, &out->s, &out->l, &out->acc, &out->cur, &out->k_tiles, &out->v_tiles,
+                      &out->narrow};
+    size_t sizes[] = {rows * (size_t)attn->q_stride / sizeof(float),
+                      rows * (size_t)attn->p_stride / sizeof(float),
                       rows * PAGED_ATTN_STEP,
                       rows * PAGED__L_LANES,
                       rows * (size_t)attn->state_floats,
                       rows * (size_t)attn->state_floats,
-                      PAGED_ATTN_STEP * dk,
-                      PAGED_ATTN_STEP * dv};
+                      PAGED_ATTN_STEP * (dk + 1),
+                      PAGED_ATTN_STEP * dv,
+                      PAGED_TILE * (PAGED_MAX(dk, dv) + 1)};
     size_t total = 0;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         if (at) *arrays[i] = at + total;
         total += round_up_16(sizes[i]);
+    }
+    if (at) {
+        out->q = (uint8_t *)q;
+        out->p = (uint8_t *)p;
     }
     return total;
 }
@@ -101,23 +116,57 @@ static paged_status take_memory(paged_attn *attn, paged_error *err) {
     size_t n_threads = (size_t)c->n_threads_max, rows = round_up_16((size_t)attn->rows_max);
     paged__scratch none;
     size_t n_scratch = place_scratch(attn, NULL, &none), n_workspace = 0;
-    if (n_threads > 1 && attn->n_splits_max > 1)
-        n_workspace = (n_threads - 1) * (size_t)attn->n_splits_max * (size_t)attn->rows_cut *
+    size_t n_cascade = (size_t)attn->n_splits_max * (size_t)c->n_heads * (size_t)c->max_shared_q *
+                       (size_t)attn->state_floats;
+    if (n_threads > 1 && attn->n_splits_cut > 1)
+        n_workspace = (n_threads - 1) * (size_t)attn->n_splits_cut * (size_t)attn->rows_cut *
                       (size_t)attn->state_floats;
 
     attn->entries = paged__alloc((size_t)attn->n_entries_max, sizeof *attn->entries);
     attn->scratch = paged__calloc(n_threads, sizeof *attn->scratch);
     attn->scratch_memory = paged__calloc(n_threads * n_scratch, sizeof(float));
-    attn->n_keys_memory = paged__calloc(n_threads * rows, sizeof(int32_t));
+    attn->rows_memory = paged__calloc(n_threads * rows, 3 * sizeof(int32_t));
+    attn->seen_memory = paged__calloc(n_threads * rows, sizeof(paged__range));
     attn->workspace = paged__alloc(n_workspace, sizeof(float));
-    if (!attn->entries || !attn->scratch || !attn->scratch_memory || !attn->n_keys_memory || !attn->workspace)
-        return paged__fail(err, PAGED_ERR_NO_MEMORY, "attention needs %zu bytes for %zu threads and %d keys",
-                           (n_threads * n_scratch + n_workspace) * sizeof(float), n_threads, c->max_k);
+    attn->cascade = paged__alloc(n_cascade, sizeof(float));
+    if (c->alibi) attn->slopes_log2 = paged__alloc((size_t)c->n_heads, sizeof(float));
+    if (!attn->entries || !attn->scratch || !attn->scratch_memory || !attn->rows_memory ||
+        !attn->seen_memory || !attn->workspace || !attn->cascade || (c->alibi && !attn->slopes_log2))
+        return paged__fail(err, PAGED_ERR_NO_MEMORY,
+                           "attention needs %zu bytes for %zu threads, %d keys and %d queries that share",
+                           (n_threads * n_scratch + n_workspace + n_cascade) * sizeof(float), n_threads,
+                           c->max_k, c->max_shared_q);
     for (size_t i = 0; i < n_threads; i++) {
         place_scratch(attn, attn->scratch_memory + i * n_scratch, &attn->scratch[i]);
-        attn->scratch[i].n_keys = attn->n_keys_memory + i * rows;
+        attn->scratch[i].n_keys = attn->rows_memory + i * 3 * rows;
+        attn->scratch[i].first_key = attn->rows_memory + (i * 3 + 1) * rows;
+        attn->scratch[i].position = attn->rows_memory + (i * 3 + 2) * rows;
+        attn->scratch[i].seen = attn->seen_memory + i * rows;
     }
     return PAGED_OK;
+}
+
+/* Everything that follows from the configuration alone. */
+static void derive(paged_attn *attn) {
+    const paged_attn_config *c = &attn->config;
+    attn->softcap = attn->kernels->softcap ? attn->kernels->softcap : paged__kernels_ref.softcap;
+    attn->alibi = attn->kernels->alibi ? attn->kernels->alibi : paged__kernels_ref.alibi;
+    attn->q_stride = attn->kernels->of[c->type]->q_bytes(c->head_dim_k);
+    attn->p_stride = attn->kernels->of[c->type]->p_bytes;
+    attn->scale_log2 = (float)(c->scale * LOG2_E);
+    attn->softcap_log2 = (float)(c->softcap * LOG2_E);
+    attn->group = c->n_heads / c->n_kv_heads;
+    attn->q_tile = PAGED_MIN(PAGED_MAX(PAGED__UNIT_ROWS / attn->group, 1), c->max_q);
+    attn->rows_max = attn->q_tile * attn->group;
+    attn->rows_cut = PAGED_MIN(PAGED_MAX(PAGED__CUT_ROWS, attn->group), attn->rows_max);
+    attn->n_splits_max = (c->max_k + PAGED_ATTN_SPLIT - 1) / PAGED_ATTN_SPLIT;
+    attn->n_splits_cut = attn->n_splits_max;
+    if (c->window) /* the keys of PAGED__CUT_ROWS queries, wherever they begin in a split */
+        attn->n_splits_cut =
+            PAGED_MIN(attn->n_splits_max, (c->window + PAGED__CUT_ROWS) / PAGED_ATTN_SPLIT + 2);
+    attn->state_floats = (int64_t)round_up_16((size_t)c->head_dim_v) + PAGED__STATE_TAIL;
+    attn->n_entries_max = c->max_q / attn->q_tile + PAGED_MIN(c->max_seqs, c->max_q) +
+                          c->max_shared_q / attn->q_tile + PAGED_MIN(c->max_seqs, c->max_shared_q);
 }
 
 paged_status paged_attn_create(const paged_attn_config *config, paged_attn **out, paged_error *err) {
@@ -132,19 +181,15 @@ paged_status paged_attn_create(const paged_attn_config *config, paged_attn **out
     if (!attn) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for an attention object");
     attn->config = c;
     attn->kernels = paged__kernels_choose(paged_cpu_flags());
-    attn->scale_log2 = (float)(c.scale * 1.44269504088896340736);
-    attn->group = c.n_heads / c.n_kv_heads;
-    attn->q_tile = PAGED_MIN(PAGED_MAX(PAGED__UNIT_ROWS / attn->group, 1), c.max_q);
-    attn->rows_max = attn->q_tile * attn->group;
-    attn->rows_cut = PAGED_MIN(PAGED_MAX(PAGED__CUT_ROWS, attn->group), attn->rows_max);
-    attn->n_splits_max = (c.max_k + PAGED_ATTN_SPLIT - 1) / PAGED_ATTN_SPLIT;
-    attn->state_floats = (int64_t)round_up_16((size_t)c.head_dim_v) + PAGED__STATE_TAIL;
-    attn->n_entries_max = c.max_q / attn->q_tile + PAGED_MIN(c.max_seqs, c.max_q);
+    derive(attn);
     status = take_memory(attn, err);
     if (status) {
         paged_attn_free(attn);
         return status;
     }
+    if (c.alibi)
+        for (int32_t h = 0; h < c.n_heads; h++) attn->slopes_log2[h] = (float)(c.alibi[h] * LOG2_E);
+    attn->config.alibi = NULL; /* the caller's */
     *out = attn;
     return PAGED_OK;
 }
@@ -152,7 +197,10 @@ paged_status paged_attn_create(const paged_attn_config *config, paged_attn **out
 void paged_attn_free(paged_attn *attn) {
     if (!attn) return;
     paged__free(attn->workspace);
-    paged__free(attn->n_keys_memory);
+    paged__free(attn->seen_memory);
+    paged__free(attn->rows_memory);
+    paged__free(attn->slopes_log2);
+    paged__free(attn->cascade);
     paged__free(attn->scratch_memory);
     paged__free(attn->scratch);
     paged__free(attn->entries);
@@ -162,7 +210,8 @@ void paged_attn_free(paged_attn *attn) {
 /* ---- plan ---- */
 
 /* The cache must be the one that the object was made for. */
-static paged_status check_kv(const paged_attn_config *c, const paged_kv *kv, paged_error *err) {
+static paged_status check_kv(const paged_attn_config *c, const paged_batch *batch, const paged_kv *kv,
+                             paged_error *err) {
     const struct {
         const char *name;
         int32_t is, planned;
@@ -175,45 +224,21 @@ static paged_status check_kv(const paged_attn_config *c, const paged_kv *kv, pag
         if (pairs[i].is != pairs[i].planned)
             INVALID("%s of the cache is %d, the attention object was made for %d", pairs[i].name, pairs[i].is,
                     pairs[i].planned);
-    return paged__kv_check(kv, err);
+    return paged__kv_check_tabled(kv, &batch->tables, err);
 }
 
-static paged_status check_tables(const paged_attn_config *c, const paged_batch *batch, paged_error *err) {
+static paged_status check_batch(const paged_attn_config *c, const paged_batch *batch, const paged_kv *kv,
+                                paged_error *err) {
     const paged_tables *t = &batch->tables;
-    int64_t n_head_rows = t->head_stride ? c->n_kv_heads : 1;
-    if (t->n_seqs < 0 || t->max_blocks < 0) INVALID("n_seqs is %d, max_blocks %d", t->n_seqs, t->max_blocks);
+    paged_status status = paged__tables_check(kv, t, err);
+    if (status) return status;
+    if (batch->n_shared < 0 || (batch->n_shared > 0 && !batch->shared))
+        INVALID("n_shared is %d%s", batch->n_shared, batch->n_shared > 0 ? ", shared is NULL" : "");
+    if (t->n_seqs == 0) return PAGED_OK;
     if (t->n_seqs > c->max_seqs)
         return paged__fail(err, PAGED_ERR_LIMIT, "%d sequences, made for %d", t->n_seqs, c->max_seqs);
-    if (t->n_seqs == 0) return PAGED_OK;
-    if (t->first_k || t->tail_tiles || batch->n_shared)
-        return paged__fail(err, PAGED_ERR_UNSUPPORTED, "windows, packed tails, cascade are not there yet");
-    if (!batch->cu_seqlens_q || !t->seqlens_k || !t->blocks)
-        INVALID("%s is NULL", !batch->cu_seqlens_q ? "cu_seqlens_q" : !t->seqlens_k ? "seqlens_k" : "blocks");
-    if (t->head_stride < 0 || t->head_stride > MAX_STRIDE ||
-        (t->head_stride && t->head_stride < t->max_blocks))
-        INVALID("head_stride is %lld with rows of %d blocks", (long long)t->head_stride, t->max_blocks);
-    /* One sequence in row 0 needs no stride. */
-    if ((t->n_seqs > 1 || t->rows) &&
-        (t->seq_stride > MAX_STRIDE || t->seq_stride < (n_head_rows - 1) * t->head_stride + t->max_blocks))
-        INVALID("seq_stride is %lld with %lld rows of %d blocks a sequence", (long long)t->seq_stride,
-                (long long)n_head_rows, t->max_blocks);
+    if (!batch->cu_seqlens_q) INVALID("cu_seqlens_q is NULL");
     if (batch->cu_seqlens_q[0] != 0) INVALID("cu_seqlens_q[0] is %d, not 0", batch->cu_seqlens_q[0]);
-    return PAGED_OK;
-}
-
-/* Every entry of the table that the n_keys keys of a sequence lie in. */
-static paged_status check_blocks(const paged_attn_config *c, const paged_tables *t, int32_t seq,
-                                 const paged_kv *kv, paged_error *err) {
-    int64_t row = t->rows ? t->rows[seq] : seq;
-    int32_t n_blocks = (int32_t)(((int64_t)t->seqlens_k[seq] + c->block_size - 1) / c->block_size);
-    for (int32_t head = 0; head < (t->head_stride ? c->n_kv_heads : 1); head++) {
-        const int32_t *blocks = t->blocks + row * t->seq_stride + head * t->head_stride;
-        for (int32_t i = 0; i < n_blocks; i++)
-            if ((uint32_t)blocks[i] >= (uint32_t)kv->n_blocks)
-                INVALID("sequence %d (row %lld, KV head %d): entry %d of its table is %d, not in 0 ... %d, "
-                        "with %d keys",
-                        seq, (long long)row, head, i, blocks[i], kv->n_blocks - 1, t->seqlens_k[seq]);
-    }
     return PAGED_OK;
 }
 
@@ -226,49 +251,171 @@ static paged_status check_seq(const paged_attn_config *c, const paged_batch *bat
     if (q_end > c->max_q)
         return paged__fail(err, PAGED_ERR_LIMIT, "sequence %d: query %d is beyond max_q %d", seq, q_end - 1,
                            c->max_q);
-    if (n_keys < 0) INVALID("sequence %d: seqlens_k is %d", seq, n_keys);
     if (n_keys > c->max_k)
         return paged__fail(err, PAGED_ERR_LIMIT, "sequence %d: %d keys, made for %d", seq, n_keys, c->max_k);
-    if (n_keys > (int64_t)t->max_blocks * c->block_size)
-        INVALID("sequence %d: %d keys do not fit %d blocks of %d", seq, n_keys, t->max_blocks, c->block_size);
-    if (t->rows && t->rows[seq] < 0) INVALID("sequence %d: row %d", seq, t->rows[seq]);
-    if (q_end == q_begin || n_keys == 0) return PAGED_OK; /* nothing is read */
-    if (!kv->k || !kv->v) INVALID("%s of the cache is NULL", kv->k ? "v" : "k");
-    return check_blocks(c, t, seq, kv, err);
+    /* The first key that any query sees. */
+    int32_t first = c->window ? PAGED_MAX(n_keys - (q_end - q_begin) + 1 - c->window, 0) : 0;
+    return paged__tables_check_seq(kv, t, seq, q_end == q_begin ? n_keys : first, err);
 }
 
-static void add_entries(paged_attn *attn, const paged_batch *batch, int32_t seq) {
+/* ---- plan: cascade ---- */
+
+/* Table entries for the first n_tokens must be those of sequence `like`. */
+static paged_status check_same_blocks(const paged_batch *batch, const paged_kv *kv, int32_t like, int32_t seq,
+                                      int32_t n_tokens, paged_error *err) {
+    const paged_tables *t = &batch->tables;
+    /* Blocks that are common as a whole, and those that whole splits touch. */
+    int32_t split_tokens = n_tokens / PAGED_ATTN_SPLIT * PAGED_ATTN_SPLIT,
+            n_blocks =
+                PAGED_MAX(n_tokens / kv->block_size, (split_tokens + kv->block_size - 1) / kv->block_size);
+    for (int32_t head = 0; head < (t->head_stride ? kv->n_kv_heads : 1); head++) {
+        const int32_t *a = paged__table_of(kv, t, like, head).blocks,
+                      *b = paged__table_of(kv, t, seq, head).blocks;
+        for (int32_t i = 0; i < n_blocks; i++)
+            if (a[i] != b[i])
+                INVALID(
+                    "sequences %d and %d (KV head %d) share %d tokens, but entry %d of their tables is %d "
+                    "and %d",
+                    like, seq, head, n_tokens, i, a[i], b[i]);
+    }
+    return PAGED_OK;
+}
+
+/* The first sequence from `seq` on that has a query, or `end`. */
+static int32_t next_with_queries(const paged_batch *batch, int32_t seq, int32_t end) {
+    while (seq < end && batch->cu_seqlens_q[seq + 1] == batch->cu_seqlens_q[seq]) seq++;
+    return seq;
+}
+
+/* Group `i` against the sequences, all of which are checked; n_q: queries of groups before. */
+static paged_status check_shared(const paged_attn_config *c, const paged_batch *batch, const paged_kv *kv,
+                                 int32_t i, int32_t *n_q, paged_error *err) {
+    const paged_shared *g = &batch->shared[i];
+    int32_t before = i > 0 ? g[-1].first_seq + g[-1].n_seqs : 0; /* checked with that group */
+    if (g->n_seqs < 1 || g->first_seq < before || g->n_seqs > batch->tables.n_seqs - g->first_seq)
+        INVALID("shared[%d]: %d sequences from %d on, not in %d ... %d", i, g->n_seqs, g->first_seq, before,
+                batch->tables.n_seqs - 1);
+    if (g->n_tokens < 0) INVALID("shared[%d]: n_tokens is %d", i, g->n_tokens);
+    int32_t end = g->first_seq + g->n_seqs, like = next_with_queries(batch, g->first_seq, end);
+    for (int32_t seq = like; seq < end; seq = next_with_queries(batch, seq + 1, end)) {
+        if (g->n_tokens > batch->tables.seqlens_k[seq])
+            INVALID("shared[%d]: sequence %d has %d keys, fewer than the %d that are shared", i, seq,
+                    batch->tables.seqlens_k[seq], g->n_tokens);
+        paged_status status = check_same_blocks(batch, kv, like, seq, g->n_tokens, err);
+        if (status) return status;
+    }
+    *n_q += batch->cu_seqlens_q[end] - batch->cu_seqlens_q[g->first_seq];
+    if (*n_q > c->max_shared_q)
+        return paged__fail(err, PAGED_ERR_LIMIT, "shared[%d]: query %d of sequences that share, made for %d",
+                           i, *n_q - 1, c->max_shared_q);
+    return PAGED_OK;
+}
+
+/* Splits of the group that are read once: whole, and seen by all its queries. */
+static int32_t shared_splits(const paged_attn *attn, const paged_batch *batch, const paged_kv *kv,
+                             const paged_shared *g) {
+    const paged_tables *t = &batch->tables;
+    int32_t n_tokens = g->n_tokens, end = g->first_seq + g->n_seqs, n_seqs = 0;
+    if (attn->config.window) return 0;
+    for (int32_t seq = next_with_queries(batch, g->first_seq, end); seq < end;
+         seq = next_with_queries(batch, seq + 1, end)) {
+        int32_t n_keys = t->seqlens_k[seq], n_q = batch->cu_seqlens_q[seq + 1] - batch->cu_seqlens_q[seq];
+        n_tokens = PAGED_MIN(n_tokens, attn->config.non_causal ? n_keys : n_keys - n_q + 1);
+        /* Tokens of a packed tail are not in the tables that were compared. */
+        if (t->tail_tiles) n_tokens = PAGED_MIN(n_tokens, (n_keys - 1) / kv->block_size * kv->block_size);
+        n_seqs++;
+    }
+    return n_seqs > 1 ? PAGED_MAX(n_tokens, 0) / PAGED_ATTN_SPLIT : 0;
+}
+
+/* ---- plan: layout ---- */
+
+/* Completes the entry and puts it at the end of the line. */
+static void add_entry(paged_attn *attn, paged__entry entry) {
+    int32_t first = PAGED_MAX(paged__row_first(attn, &entry, 0), entry.split_first * PAGED_ATTN_SPLIT);
+    entry.split_first = first / PAGED_ATTN_SPLIT;
+    entry.n_splits =
+        PAGED_MAX((entry.n_keys + PAGED_ATTN_SPLIT - 1) / PAGED_ATTN_SPLIT - entry.split_first, 1);
+    /* Time goes with rows * steps, and each step and unit has its own price, as much as some rows. */
+    int64_t n_steps = (entry.n_keys + PAGED_ATTN_STEP - 1) / PAGED_ATTN_STEP - first / PAGED_ATTN_STEP;
+    entry.cost = (PAGED_MAX(n_steps, 0) + 1) * (entry.n_rows + 8);
+    entry.cost_before = attn->cost;
+    attn->cost += entry.cost * attn->config.n_kv_heads;
+    if (entry.shared_q >= 0 || (attn->config.n_threads_max > 1 && paged__entry_can_cut(attn, &entry)))
+        attn->needs_merge = true;
+    attn->entries[attn->n_entries++] = entry;
+}
+
+/* Queries of one sequence, from split_first on; with shared_q ≥ 0 as a part of a cascade. */
+static void add_seq(paged_attn *attn, const paged_batch *batch, int32_t seq, int32_t split_first,
+                    int32_t shared_q) {
     int32_t q_begin = batch->cu_seqlens_q[seq], n_q = batch->cu_seqlens_q[seq + 1] - q_begin;
     int32_t n_keys = batch->tables.seqlens_k[seq];
     for (int32_t i = 0; i < n_q; i += attn->q_tile) {
-        int32_t n = PAGED_MIN(attn->q_tile, n_q - i);
-        paged__entry *entry = &attn->entries[attn->n_entries++];
-        *entry = (paged__entry){
-            .seq = seq, .q_first = q_begin + i, .n_rows = n * attn->group, .cost_before = attn->cost};
-        entry->first_keys = n_keys - n_q + i + 1;
-        entry->n_keys = attn->config.non_causal ? n_keys : PAGED_MAX(entry->first_keys + n - 1, 0);
-        entry->n_splits = PAGED_MAX((entry->n_keys + PAGED_ATTN_SPLIT - 1) / PAGED_ATTN_SPLIT, 1);
-        /* Time goes with rows * steps, and each step and unit has its own price, as much as some rows. */
-        int64_t n_steps = (entry->n_keys + PAGED_ATTN_STEP - 1) / PAGED_ATTN_STEP;
-        entry->cost = (n_steps + 1) * (entry->n_rows + 8);
-        attn->cost += entry->cost * attn->config.n_kv_heads;
-        if (attn->config.n_threads_max > 1 && paged__entry_can_cut(attn, entry)) attn->needs_merge = true;
+        int32_t n = PAGED_MIN(attn->q_tile, n_q - i), first_keys = n_keys - n_q + i + 1;
+        add_entry(attn, (paged__entry){
+                            .seq = seq,
+                            .q_first = q_begin + i,
+                            .n_rows = n * attn->group,
+                            .first_keys = first_keys,
+                            .n_keys = attn->config.non_causal ? n_keys : PAGED_MAX(first_keys + n - 1, 0),
+                            .split_first = split_first,
+                            .shared_q = shared_q < 0 ? -1 : shared_q + i,
+                        });
     }
+}
+
+/* The common splits for all queries of the group, then its sequences from there on. */
+static void add_shared(paged_attn *attn, const paged_batch *batch, const paged_shared *g, int32_t n_splits) {
+    const int32_t *cu = batch->cu_seqlens_q;
+    int32_t end = g->first_seq + g->n_seqs, q_begin = cu[g->first_seq], q_end = cu[end],
+            before = attn->n_shared_q;
+    for (int32_t q = q_begin; q < q_end; q += attn->q_tile)
+        add_entry(attn, (paged__entry){
+                            .seq = next_with_queries(batch, g->first_seq, end),
+                            .q_first = q,
+                            .n_rows = PAGED_MIN(attn->q_tile, q_end - q) * attn->group,
+                            .n_keys = n_splits * PAGED_ATTN_SPLIT,
+                            .shared_q = before + q - q_begin,
+                            .is_prefix = true,
+                        });
+    for (int32_t seq = g->first_seq; seq < end; seq++)
+        add_seq(attn, batch, seq, n_splits, before + cu[seq] - q_begin);
+    attn->n_shared_q += q_end - q_begin;
+}
+
+static void add_all(paged_attn *attn, const paged_batch *batch, const paged_kv *kv) {
+    int32_t seq = 0;
+    for (int32_t i = 0; i < batch->n_shared; i++) {
+        const paged_shared *g = &batch->shared[i];
+        int32_t n_splits = shared_splits(attn, batch, kv, g);
+        if (n_splits == 0) continue;
+        for (; seq < g->first_seq; seq++) add_seq(attn, batch, seq, 0, -1);
+        add_shared(attn, batch, g, n_splits);
+        seq += g->n_seqs;
+    }
+    for (; seq < batch->tables.n_seqs; seq++) add_seq(attn, batch, seq, 0, -1);
 }
 
 paged_status paged_attn_plan(paged_attn *attn, const paged_batch *batch, const paged_kv *kv,
                              paged_error *err) {
     if (!attn || !batch || !kv) INVALID("%s is NULL", !attn ? "attn" : !batch ? "batch" : "kv");
+    const paged_attn_config *c = &attn->config;
+    int32_t n_shared_q = 0;
     attn->n_entries = 0;
     attn->cost = 0;
+    attn->n_shared_q = 0;
     attn->needs_merge = false;
-    paged_status status = check_kv(&attn->config, kv, err);
-    if (!status) status = check_tables(&attn->config, batch, err);
+    paged_status status = check_kv(c, batch, kv, err);
+    if (!status) status = check_batch(c, batch, kv, err);
     for (int32_t seq = 0; !status && seq < batch->tables.n_seqs; seq++)
-        status = check_seq(&attn->config, batch, seq, kv, err);
+        status = check_seq(c, batch, seq, kv, err);
+    for (int32_t i = 0; !status && i < batch->n_shared; i++)
+        status = check_shared(c, batch, kv, i, &n_shared_q, err);
     if (status) return status;
     attn->tables = batch->tables;
-    for (int32_t seq = 0; seq < batch->tables.n_seqs; seq++) add_entries(attn, batch, seq);
+    attn->cu_seqlens_q = batch->cu_seqlens_q;
+    add_all(attn, batch, kv);
     return PAGED_OK;
 }
 

@@ -14,6 +14,13 @@
  * workspace, one state each, and paged_attn_merge folds them; an uncut unit folds them as it goes. Both
  * fold in ascending order with the same function, so where the cuts lie changes no bit.
  *
+ * With a window, the splits of an entry begin with the one that holds the first key it sees.
+ *
+ * A cascade is a few sequences whose first splits lie in the same blocks. Its queries, which are neighbours
+ * in the batch, make prefix entries, whose units see just those splits, and after them the entries of each
+ * sequence, which begin behind. The states of all splits of its rows go to `cascade`, where paged_attn_merge
+ * finds them side by side and folds them, as it would have been without.
+ *
  * A state is what is known of a row after some tokens: o[head_dim_v] = sum of exp2(s - m) * v, the maximum
  * m and the sum l of exp2(s - m), with scores s in units of log2.
  */
@@ -21,21 +28,26 @@
 #define PAGED_OPS_ATTN_H
 
 #include "ops/ops.h"
+#include "ops/tables.h"
 
 enum {
-    PAGED__UNIT_ROWS = 64, /* rows that a unit of a long prefill aims at */
-    PAGED__CUT_ROWS = 16,  /* units of up to so many rows, or of one query, may be cut */
-    PAGED__STATE_TAIL = 16 /* floats behind o in a state: m, l, padding */
+    PAGED__UNIT_ROWS = 96,  /* rows that a unit of a long prefill aims at */
+    PAGED__CUT_ROWS = 16,   /* units of up to so many rows, or of one query, may be cut */
+    PAGED__WIDEN_ROWS = 12, /* units of more rows use f32 tiles where the kernels convert */
+    PAGED__STATE_TAIL = 16  /* floats behind o in a state: m, l, padding */
 };
 
 typedef struct paged__entry {
     int64_t cost_before;  /* of all units before this entry */
     int64_t cost;         /* of one unit */
-    int32_t seq, q_first; /* q_first: row of the first query in the batch */
+    int32_t seq, q_first; /* q_first: row of the first query in the batch; seq: whose table it is */
     int32_t n_rows;       /* queries * group */
-    int32_t n_keys;       /* that the last row sees */
-    int32_t first_keys;   /* that the first query sees, before clamping at 0 */
+    int32_t n_keys;       /* keys before this one are seen by the last row */
+    int32_t first_keys;   /* the same of the first query, before clamping at 0 */
+    int32_t split_first;  /* splits split_first … split_first + n_splits - 1 */
     int32_t n_splits;     /* at least 1, so that a unit without keys is still visited */
+    int32_t shared_q;     /* cascade: number of its first query among those of all cascades; else -1 */
+    bool is_prefix;       /* cascade: the common splits of several sequences, seen by all rows */
 } paged__entry;
 
 /* A place on the line: before split `split` of unit `unit` (entry * n_kv_heads + head). */
@@ -46,56 +58,84 @@ typedef struct paged__cut {
 
 /* Of one thread. */
 typedef struct paged__scratch {
-    float *q;         /* [rows_max, head_dim_k] scaled by scale * log2(e) */
-    float *s;         /* [rows_max, 64] scores, then weights */
-    float *l;         /* [rows_max, 16] lanes of the denominator */
-    float *acc, *cur; /* [rows_max] states: of all splits so far; of the split at hand */
-    float *k_tiles;   /* [4, head_dim_k, 16] a step brought to f32 tiles */
-    float *v_tiles;   /* [4, 16, head_dim_v] */
-    int32_t *n_keys;  /* [rows_max] keys that each row sees, ascending */
+    uint8_t *q, *p;     /* [rows_max] rows of the kernels' own form (ops.h), of q_stride and p_stride bytes */
+    float *s;           /* [rows_max, 64] scores */
+    float *l;           /* [rows_max, 16] lanes of the denominator */
+    float *acc, *cur;   /* [rows_max] states: of all splits so far; of the split at hand */
+    float *k_tiles;     /* [4, head_dim_k + 1, 16] a step packed or widened (tiles.c), of any type */
+    float *v_tiles;     /* [4, 16, head_dim_v] */
+    float *narrow;      /* [16, larger head_dim + 1] a tile between packing and widening */
+    int32_t *n_keys;    /* [rows_max] each row sees the keys first_key … n_keys - 1; both ascend */
+    int32_t *first_key; /* [rows_max] */
+    int32_t *position;  /* [rows_max] of the query of each row; of use with ALiBi only */
+    paged__range *seen; /* [rows_max] of the step at hand */
 } paged__scratch;
 
 struct paged_attn {
     const paged__kernels *kernels;
+    void (*softcap)(float *s, float cap);
+    void (*alibi)(float *s, float slope, int32_t first);
     paged_attn_config config; /* defaults filled in */
     float scale_log2;         /* scale * log2(e) */
+    float softcap_log2;       /* softcap * log2(e); 0: off */
+    float *slopes_log2;       /* [n_heads] ALiBi slopes * log2(e); NULL: off */
     int32_t group;            /* query heads of a KV head */
     int32_t q_tile;           /* queries of a unit, at most */
     int32_t rows_max;         /* rows of a unit, at most */
     int32_t rows_cut;         /* rows of a unit that may be cut, at most */
     int32_t n_splits_max;
+    int32_t n_splits_cut; /* of a unit that may be cut, at most */
     int64_t state_floats; /* head_dim_v rounded up to 16, and PAGED__STATE_TAIL */
+    int64_t q_stride, p_stride;
 
     /* The plan: empty when n_entries is 0. */
-    paged_tables tables; /* borrowed */
+    paged_tables tables; /* borrowed, as cu_seqlens_q */
+    const int32_t *cu_seqlens_q;
     paged__entry *entries;
     int32_t n_entries, n_entries_max;
     int64_t cost;
     bool needs_merge;
+    int32_t n_shared_q; /* queries of cascades */
 
     paged__scratch *scratch; /* [n_threads_max] */
     float *scratch_memory;   /* what the arrays of scratch are cut from */
-    int32_t *n_keys_memory;
-    float *workspace; /* [n_threads_max - 1 cuts, n_splits_max, rows_cut] states of units that are cut */
+    int32_t *rows_memory;
+    paged__range *seen_memory;
+    float *workspace; /* [n_threads_max - 1 cuts, n_splits_cut, rows_cut] states of units that are cut */
+    float *cascade;   /* [n_splits_max, n_kv_heads, max_shared_q, group] states of rows of cascades */
 };
 
 static inline bool paged__entry_can_cut(const paged_attn *attn, const paged__entry *entry) {
-    return entry->n_splits > 1 && entry->n_rows <= attn->rows_cut;
+    return entry->n_splits > 1 && (entry->shared_q >= 0 || entry->n_rows <= attn->rows_cut);
 }
 
-/* Keys that row r of the entry sees. */
+/* Row r of the entry sees the keys paged__row_first … paged__row_keys - 1. */
 static inline int32_t paged__row_keys(const paged_attn *attn, const paged__entry *entry, int32_t r) {
-    if (attn->config.non_causal) return entry->n_keys;
+    if (attn->config.non_causal || entry->is_prefix) return entry->n_keys;
     return PAGED_MAX(entry->first_keys + r / attn->group, 0);
+}
+
+static inline int32_t paged__row_first(const paged_attn *attn, const paged__entry *entry, int32_t r) {
+    int32_t window = attn->config.window;
+    return window ? PAGED_MAX(paged__row_keys(attn, entry, r) - window, 0) : 0;
 }
 
 /* Cut b of nth: 0 is the begin of the line, nth its end. A function of the plan, b and nth alone. */
 paged__cut paged__cut_at(const paged_attn *attn, int32_t b, int32_t nth);
 
-/* States of one split in the workspace of the unit that cut b is the first to go through. */
+/* States of a split, counted from split_first, in the workspace of the unit that cut b is the first to go
+ * through. */
 static inline float *paged__workspace(const paged_attn *attn, int32_t b, int32_t split) {
-    int64_t index = ((int64_t)(b - 1) * attn->n_splits_max + split) * attn->rows_cut;
+    int64_t index = ((int64_t)(b - 1) * attn->n_splits_cut + split) * attn->rows_cut;
     return attn->workspace + index * attn->state_floats;
+}
+
+/* States of a split, counted from 0, of the rows of a unit of a cascade. */
+static inline float *paged__cascade(const paged_attn *attn, const paged__entry *entry, int32_t head,
+                                    int32_t split) {
+    int64_t index = (int64_t)split * attn->config.n_kv_heads + head;
+    index = (index * attn->config.max_shared_q + entry->shared_q) * attn->group;
+    return attn->cascade + index * attn->state_floats;
 }
 
 /* ---- tiles.c: from a block table to the tiles of a step ---- */
@@ -103,18 +143,23 @@ static inline float *paged__workspace(const paged_attn *attn, int32_t b, int32_t
 /* The tokens of one step of one KV head. */
 typedef struct paged__attn_step {
     const paged_kv *kv;
-    const int32_t *table; /* of the sequence and head */
+    const paged__table *table; /* of the sequence and head */
     int32_t head;
     int32_t t0, n_tokens; /* tokens t0 … t0 + n_tokens - 1, 1 … 64 of them, t0 % 64 == 0 */
+    int32_t n_before;     /* of these, the first ones that no row sees: their blocks may be absent */
 } paged__attn_step;
 
-/* Packed layout: where the tiles lie. Tiles behind the last token repeat the first, so that 4 may always
- * be read. */
+/* Packed layout: where the tiles lie. Tiles that no row sees repeat the first one that some row does, so
+ * that 4 may always be read. */
 void paged__tiles_find(const paged__attn_step *step, const void **k, const void **v);
 
-/* Any layout: brings the step to f32 tiles in the thread's scratch, zeros where there is no token (plain
- * layout). */
-void paged__tiles_gather(const paged__kernels *kernels, const paged__attn_step *step,
-                         const paged__scratch *scratch, const void **k, const void **v);
+/* Plain layout: packs the step into tiles in the thread's scratch, zeros where there is no token. With
+ * `widen` they become f32 tiles. */
+void paged__tiles_pack(const paged__type_kernels *kernels, const paged__attn_step *step,
+                       const paged__scratch *scratch, bool widen, const void **k, const void **v);
+
+/* Packed layout: brings the step to f32 tiles in the thread's scratch. */
+void paged__tiles_widen(const paged__type_kernels *kernels, const paged__attn_step *step,
+                        const paged__scratch *scratch, const void **k, const void **v);
 
 #endif

@@ -4,13 +4,15 @@
 
 #include "ops/attn.h"
 
+#define LOG2_E 1.44269504088896340736
+
 /* One unit at work. */
 typedef struct unit {
     const paged_attn *attn;
     const paged_kv *kv;
     const paged__entry *entry;
-    const int32_t *table; /* of the sequence and head */
-    int32_t head;         /* KV head */
+    paged__table table; /* of the sequence and head */
+    int32_t head;       /* KV head */
 } unit;
 
 static int64_t o_floats(const paged_attn *attn) {
@@ -24,11 +26,9 @@ static float *state_l(const paged_attn *attn, float *state) {
 }
 
 static unit unit_at(const paged_attn *attn, const paged_kv *kv, int64_t index) {
-    const paged_tables *tables = &attn->tables;
     unit u = {.attn = attn, .kv = kv, .entry = &attn->entries[index / attn->config.n_kv_heads]};
     u.head = (int32_t)(index % attn->config.n_kv_heads);
-    int64_t row = tables->rows ? tables->rows[u.entry->seq] : u.entry->seq;
-    u.table = tables->blocks + row * tables->seq_stride + u.head * tables->head_stride;
+    if (kv) u.table = paged__table_of(kv, &attn->tables, u.entry->seq, u.head);
     return u;
 }
 
@@ -43,81 +43,124 @@ static void merge_state(const paged_attn *attn, float *acc, float *part) {
     *state_l(attn, acc) = *state_l(attn, acc) * a + *state_l(attn, part) * b;
 }
 
-/* Writes out and lse of row r of the unit. */
+/* log2 of 2^a + 2^b; one of the two is finite. */
+static double add_log2(double a, double b) {
+    double high = PAGED_MAX(a, b);
+    return high + log2(exp2(a - high) + exp2(b - high));
+}
+
+/* Writes out and lse of row r of the unit. A sink is one more score, without a value. */
 static void finish_row(const unit *u, int32_t r, float *state, const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
     int32_t n_heads = attn->config.n_heads, dv = attn->config.head_dim_v;
     int64_t q = u->entry->q_first + r / attn->group, head = u->head * attn->group + r % attn->group;
     int64_t stride = io->out_stride ? io->out_stride : (int64_t)n_heads * dv;
-    float *out = io->out + q * stride + head * dv, lse = -INFINITY;
+    float *out = io->out + q * stride + head * dv;
     float l = paged__row_keys(attn, u->entry, r) > 0 ? *state_l(attn, state) : 0;
+    double sink = io->sinks ? io->sinks[head] * LOG2_E : -INFINITY, lse = sink; /* in units of log2 */
     if (l != 0) {
+        double m = *state_m(attn, state);
+        lse = m + log2((double)l);
+        if (sink != -INFINITY) {
+            l = (float)PAGED_MIN(l + exp2(sink - m), FLT_MAX);
+            lse = add_log2(lse, sink);
+        }
         attn->kernels->divide(out, state, l, dv);
-        lse = (float)((*state_m(attn, state) + log2((double)l)) * 0.69314718055994530942);
     } else {
         memset(out, 0, (size_t)dv * sizeof(float));
     }
-    if (io->lse) io->lse[q * n_heads + head] = lse;
+    if (io->lse) io->lse[q * n_heads + head] = (float)(lse / LOG2_E);
 }
 
 /* ---- a split of a unit ---- */
 
-/* Rows of at most `n` at a time, as equal as possible: 8 rows are 4 + 4, which is faster than 6 + 2. */
-static int32_t next_rows(int32_t n) {
-    int32_t n_calls = (n + PAGED__ROWS - 1) / PAGED__ROWS;
-    return (n + n_calls - 1) / n_calls;
-}
+/* What a split of a unit is worked on with. */
+typedef struct split_run {
+    const paged__type_kernels *tiles; /* of the cache's type, for packing and widening */
+    const paged__type_kernels *kernels;
+    bool pack, widen; /* bring tiles of the plain layout to packed ones, tiles to f32 */
+    paged__step step; /* rows of the whole unit; attend_step narrows it */
+} split_run;
 
-/* o += p · V. Each row stops at its own last token, since the V of a token that it must not see may be NaN
- * or Inf, which a weight of zero would not stop. Rows of a call share their tokens as far as the first of
- * them goes; n_keys is ascending. */
-static void add_values(const unit *u, const paged__scratch *scratch, const paged__tiles *tiles,
-                       paged_type type, int32_t t0, int32_t first_row, float *states) {
+static split_run split_run_of(const unit *u, const paged__scratch *scratch, float *states) {
     const paged_attn *attn = u->attn;
-    int64_t stride = attn->state_floats;
-    int32_t dv = attn->config.head_dim_v, n_rows = u->entry->n_rows;
-    for (int32_t r = first_row, n; r < n_rows; r += n) {
-        n = next_rows(n_rows - r);
-        int32_t shared = PAGED_MIN(scratch->n_keys[r] - t0, PAGED_ATTN_STEP);
-        attn->kernels->pv[type](states + r * stride, stride, scratch->s + r * PAGED_ATTN_STEP, n, tiles, 0,
-                                shared, dv);
-        for (int32_t i = r + 1; i < r + n; i++) {
-            int32_t end = PAGED_MIN(scratch->n_keys[i] - t0, PAGED_ATTN_STEP);
-            if (end > shared)
-                attn->kernels->pv[type](states + i * stride, stride, scratch->s + i * PAGED_ATTN_STEP, 1,
-                                        tiles, shared, end, dv);
-        }
-    }
+    split_run run = {.tiles = attn->kernels->of[u->kv->type], .pack = u->kv->layout == PAGED_LAYOUT_PLAIN};
+    run.widen = run.tiles->widen_k && u->entry->n_rows > PAGED__WIDEN_ROWS;
+    run.kernels = run.widen ? attn->kernels->of[PAGED_TYPE_F32] : run.tiles;
+    run.step = (paged__step){.n_rows = u->entry->n_rows,
+                             .head_dim_k = attn->config.head_dim_k,
+                             .head_dim_v = attn->config.head_dim_v,
+                             .q = scratch->q,
+                             .q_stride = attn->q_stride,
+                             .s = scratch->s,
+                             .p = scratch->p,
+                             .p_stride = attn->p_stride,
+                             .l = scratch->l,
+                             .o = states,
+                             .o_stride = attn->state_floats,
+                             .o_floats = (int32_t)o_floats(attn)};
+    return run;
 }
 
-/* All rows from first_row on against the tokens of one step. `type` is that of the tiles. */
-static void attend_step(const unit *u, const paged__scratch *scratch, const paged__tiles *k,
-                        const paged__tiles *v, paged_type type, int32_t t0, int32_t first_row,
-                        float *states) {
+/* Softcap, then ALiBi. */
+static void adjust_scores(const unit *u, const paged__scratch *scratch, paged__range rows, int32_t t0) {
     const paged_attn *attn = u->attn;
-    const paged__kernels *kernels = attn->kernels;
-    int32_t n_rows = u->entry->n_rows, dk = attn->config.head_dim_k;
-    for (int32_t r = first_row, n; r < n_rows; r += n) {
-        n = next_rows(n_rows - r);
-        kernels->qk[type](scratch->s + r * PAGED_ATTN_STEP, scratch->q + (int64_t)r * dk, dk, n, k, dk);
+    for (int32_t r = rows.first; r < rows.end; r++) {
+        float *s = scratch->s + r * PAGED_ATTN_STEP;
+        if (attn->softcap_log2 != 0) attn->softcap(s, attn->softcap_log2);
+        if (attn->slopes_log2)
+            attn->alibi(s, attn->slopes_log2[u->head * attn->group + r % attn->group],
+                        t0 - scratch->position[r]);
     }
-    for (int32_t r = first_row; r < n_rows; r++) {
-        float *state = states + r * attn->state_floats;
-        int32_t n_valid = PAGED_MIN(scratch->n_keys[r] - t0, PAGED_ATTN_STEP);
-        kernels->softmax(scratch->s + r * PAGED_ATTN_STEP, n_valid, state_m(attn, state),
-                         scratch->l + r * PAGED__L_LANES, state, (int32_t)o_floats(attn));
-    }
-    add_values(u, scratch, v, type, t0, first_row, states);
 }
 
-/* Tiles of the step at t0, in the cache or brought to f32. */
-static void step_tiles(const unit *u, const paged__scratch *scratch, bool gather, int32_t t0, const void **k,
-                       const void **v) {
-    paged__attn_step step = {u->kv, u->table, u->head, t0, PAGED_MIN(u->entry->n_keys - t0, PAGED_ATTN_STEP)};
-    if (gather)
-        paged__tiles_gather(u->attn->kernels, &step, scratch, k, v);
+/* Rows of the unit, which all see a token of the step at t0, against these tokens. */
+static void attend_step(const unit *u, const split_run *run, const paged__scratch *scratch, int32_t t0,
+                        paged__range rows) {
+    paged__step step = run->step;
+    for (int32_t r = rows.first; r < rows.end; r++)
+        scratch->seen[r] = (paged__range){PAGED_MAX(scratch->first_key[r] - t0, 0),
+                                          PAGED_MIN(scratch->n_keys[r] - t0, PAGED_ATTN_STEP)};
+    step.n_rows = rows.end - rows.first;
+    step.seen = scratch->seen + rows.first;
+    step.q += rows.first * step.q_stride;
+    step.s += rows.first * PAGED_ATTN_STEP;
+    step.p += rows.first * step.p_stride;
+    step.l += rows.first * PAGED__L_LANES;
+    step.o += rows.first * step.o_stride;
+    run->kernels->qk(&step);
+    if (u->attn->softcap_log2 != 0 || u->attn->slopes_log2) adjust_scores(u, scratch, rows, t0);
+    run->kernels->softmax(&step);
+    run->kernels->pv(&step);
+}
+
+/* Tiles of the step at t0, of which the first token that counts is `first`, and where those of the step after
+ * it lie. */
+static void step_tiles(const unit *u, split_run *run, const paged__scratch *scratch, int32_t t0,
+                       int32_t first) {
+    int32_t n_keys = u->entry->n_keys, t1 = t0 + PAGED_ATTN_STEP;
+    paged__attn_step at = {.kv = u->kv,
+                           .table = &u->table,
+                           .head = u->head,
+                           .t0 = t0,
+                           .n_tokens = PAGED_MIN(n_keys - t0, PAGED_ATTN_STEP),
+                           .n_before = PAGED_MAX(first - t0, 0)};
+    paged__tiles *k = &run->step.k, *v = &run->step.v;
+    if (run->pack)
+        paged__tiles_pack(run->tiles, &at, scratch, run->widen, k->at, v->at);
+    else if (run->widen)
+        paged__tiles_widen(run->tiles, &at, scratch, k->at, v->at);
     else
-        paged__tiles_find(&step, k, v);
+        paged__tiles_find(&at, k->at, v->at);
+    if (run->pack || run->widen || t1 >= n_keys) {
+        memcpy(k->next, k->at, sizeof k->next);
+        memcpy(v->next, v->at, sizeof v->next);
+    } else {
+        at.t0 = t1;
+        at.n_tokens = PAGED_MIN(n_keys - t1, PAGED_ATTN_STEP);
+        at.n_before = 0; /* what the rows of this step see reaches beyond it */
+        paged__tiles_find(&at, k->next, v->next);
+    }
 }
 
 /* In one fixed order: lane i with i + 8, then 4, 2, 1. */
@@ -129,68 +172,89 @@ static float sum_lanes(const float *lanes) {
     return x[0];
 }
 
-/* The states of all rows that see a token of this split. Returns the first such row; those before are left
- * alone. */
-static int32_t attend_split(const unit *u, const paged__scratch *scratch, int32_t split, float *states) {
+/* Rows of the unit that see a token of t0 … t1 - 1: neighbours, since what rows see ascends. */
+static paged__range rows_between(const unit *u, const paged__scratch *scratch, int32_t t0, int32_t t1) {
+    paged__range rows = {0, 0};
+    while (rows.first < u->entry->n_rows && scratch->n_keys[rows.first] <= t0) rows.first++;
+    rows.end = rows.first;
+    while (rows.end < u->entry->n_rows && scratch->first_key[rows.end] < t1) rows.end++;
+    return rows;
+}
+
+/* The states of all rows that see a token of this split, and which those are; others are left alone. */
+static paged__range attend_split(const unit *u, const paged__scratch *scratch, int32_t split, float *states) {
     const paged_attn *attn = u->attn;
-    int32_t n_rows = u->entry->n_rows, begin = split * PAGED_ATTN_SPLIT, first_row = 0;
-    int32_t end = PAGED_MIN(begin + PAGED_ATTN_SPLIT, u->entry->n_keys);
-    while (first_row < n_rows && scratch->n_keys[first_row] <= begin) first_row++;
-    for (int32_t r = first_row; r < n_rows; r++) {
+    int32_t begin = split * PAGED_ATTN_SPLIT;
+    paged__range all = rows_between(u, scratch, begin, begin + PAGED_ATTN_SPLIT);
+    if (all.first == all.end) return all;
+    for (int32_t r = all.first; r < all.end; r++) {
         memset(states + r * attn->state_floats, 0, (size_t)o_floats(attn) * sizeof(float));
         memset(scratch->l + r * PAGED__L_LANES, 0, PAGED__L_LANES * sizeof(float));
         *state_m(attn, states + r * attn->state_floats) = -INFINITY;
     }
-    /* The kernels of f16 and bf16 convert K and V once per PAGED__ROWS rows; with more rows it is cheaper
-     * to do it before. */
-    bool gather =
-        u->kv->layout == PAGED_LAYOUT_PLAIN || (u->kv->type != PAGED_TYPE_F32 && n_rows > 2 * PAGED__ROWS);
-    paged__tiles k, v;
-    for (int32_t t0 = begin, row = first_row; t0 < end; t0 += PAGED_ATTN_STEP) {
-        while (scratch->n_keys[row] <= t0) row++;
-        if (gather || t0 == begin) {
-            step_tiles(u, scratch, gather, t0, k.at, v.at);
-        } else {
-            memcpy(k.at, k.next, sizeof k.at);
-            memcpy(v.at, v.next, sizeof v.at);
-        }
-        memcpy(k.next, k.at, sizeof k.at);
-        memcpy(v.next, v.at, sizeof v.at);
-        if (!gather && t0 + PAGED_ATTN_STEP < u->entry->n_keys)
-            step_tiles(u, scratch, false, t0 + PAGED_ATTN_STEP, k.next, v.next);
-        attend_step(u, scratch, &k, &v, gather ? PAGED_TYPE_F32 : u->kv->type, t0, row, states);
+    split_run run = split_run_of(u, scratch, states);
+    int32_t first = PAGED_MAX(scratch->first_key[all.first], begin),
+            end = PAGED_MIN(scratch->n_keys[all.end - 1], begin + PAGED_ATTN_SPLIT);
+    for (int32_t t0 = first / PAGED_ATTN_STEP * PAGED_ATTN_STEP; t0 < end; t0 += PAGED_ATTN_STEP) {
+        paged__range rows = rows_between(u, scratch, t0, t0 + PAGED_ATTN_STEP);
+        step_tiles(u, &run, scratch, t0, scratch->first_key[rows.first]);
+        attend_step(u, &run, scratch, t0, rows);
     }
-    for (int32_t r = first_row; r < n_rows; r++)
+    for (int32_t r = all.first; r < all.end; r++)
         *state_l(attn, states + r * attn->state_floats) = sum_lanes(scratch->l + r * PAGED__L_LANES);
-    return first_row;
+    return all;
 }
 
 /* ---- a unit ---- */
+
+/* Position of query q, which belongs to sequence *seq or one behind it. */
+static int32_t position_of(const paged_attn *attn, int32_t q, int32_t *seq) {
+    while (q >= attn->cu_seqlens_q[*seq + 1]) ++*seq;
+    return attn->tables.seqlens_k[*seq] - (attn->cu_seqlens_q[*seq + 1] - q);
+}
 
 /* Queries into rows [query, head of the group], scaled, so that exp2 of a score is exp of the scaled
  * product. */
 static void load_queries(const unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
-    int32_t dk = attn->config.head_dim_k;
+    void (*load_q)(void *, const float *, float, int32_t) = attn->kernels->of[attn->config.type]->load_q;
+    int32_t dk = attn->config.head_dim_k, seq = u->entry->seq;
     int64_t stride = io->q_stride ? io->q_stride : (int64_t)attn->config.n_heads * dk;
     for (int32_t r = 0; r < u->entry->n_rows; r++) {
+        int32_t q = u->entry->q_first + r / attn->group;
         int64_t head = u->head * attn->group + r % attn->group;
-        const float *src = io->q + (u->entry->q_first + r / attn->group) * stride + head * dk;
-        float *dst = scratch->q + (int64_t)r * dk;
-        for (int32_t d = 0; d < dk; d++) dst[d] = src[d] * attn->scale_log2;
+        load_q(scratch->q + r * attn->q_stride, io->q + q * stride + head * dk, attn->scale_log2, dk);
         scratch->n_keys[r] = paged__row_keys(attn, u->entry, r);
+        scratch->first_key[r] = paged__row_first(attn, u->entry, r);
+        if (attn->slopes_log2) scratch->position[r] = position_of(attn, q, &seq);
     }
 }
 
 /* All splits, folded as they come. */
 static void run_whole(const unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
-    int32_t n_rows = u->entry->n_rows;
-    attend_split(u, scratch, 0, scratch->acc);
-    for (int32_t split = 1; split < u->entry->n_splits; split++)
-        for (int32_t r = attend_split(u, scratch, split, scratch->cur); r < n_rows; r++)
-            merge_state(attn, scratch->acc + r * attn->state_floats, scratch->cur + r * attn->state_floats);
-    for (int32_t r = 0; r < n_rows; r++) finish_row(u, r, scratch->acc + r * attn->state_floats, io);
+    int64_t n = attn->state_floats;
+    int32_t first = u->entry->split_first;
+    attend_split(u, scratch, first, scratch->acc);
+    for (int32_t split = first + 1; split < first + u->entry->n_splits; split++) {
+        paged__range rows = attend_split(u, scratch, split, scratch->cur);
+        for (int32_t r = rows.first; r < rows.end; r++)
+            if (scratch->first_key[r] >= split * PAGED_ATTN_SPLIT) /* its window begins here */
+                memcpy(scratch->acc + r * n, scratch->cur + r * n, (size_t)n * sizeof(float));
+            else
+                merge_state(attn, scratch->acc + r * n, scratch->cur + r * n);
+    }
+    for (int32_t r = 0; r < u->entry->n_rows; r++) finish_row(u, r, scratch->acc + r * n, io);
+}
+
+/* Splits from … until - 1 of the unit, counted from its first, to where the merge finds them. */
+static void run_part(const unit *u, const paged__scratch *scratch, int32_t from, int32_t until, int32_t cut) {
+    for (int32_t split = from; split < until; split++) {
+        int32_t absolute = u->entry->split_first + split;
+        float *states = u->entry->shared_q < 0 ? paged__workspace(u->attn, cut, split)
+                                               : paged__cascade(u->attn, u->entry, u->head, absolute);
+        attend_split(u, scratch, absolute, states);
+    }
 }
 
 /* The cut, at or before b, that is the first to go through the unit of cut b; cut b goes through its unit. */
@@ -214,25 +278,26 @@ void paged_attn_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *i
                 until = index == end.unit ? end.split : u.entry->n_splits;
         if (from == until) continue;
         load_queries(&u, scratch, io);
-        if (from == 0 && until == u.entry->n_splits) {
+        if (u.entry->shared_q < 0 && from == 0 && until == u.entry->n_splits)
             run_whole(&u, scratch, io);
-            continue;
-        }
-        /* Cut ith goes through the unit, or cut ith + 1 does, as its first. */
-        int32_t cut = from > 0 ? first_cut_of_unit(attn, ith, nth) : ith + 1;
-        for (int32_t split = from; split < until; split++)
-            attend_split(&u, scratch, split, paged__workspace(attn, cut, split));
+        else /* cut ith goes through the unit, or cut ith + 1 does, as its first, or it is one of a cascade */
+            run_part(&u, scratch, from, until, from > 0 ? first_cut_of_unit(attn, ith, nth) : ith + 1);
     }
 }
 
 /* ---- merge ---- */
 
+/* Folds the states of all splits that row r sees. */
 static void merge_row(const unit *u, int32_t cut, int32_t r, float *acc, const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
-    int32_t n_keys = paged__row_keys(attn, u->entry, r);
-    for (int32_t split = 0; split * PAGED_ATTN_SPLIT < n_keys; split++) {
-        float *state = paged__workspace(attn, cut, split) + r * attn->state_floats;
-        if (split == 0)
+    const paged__entry *entry = u->entry;
+    int32_t n_keys = paged__row_keys(attn, entry, r),
+            first = paged__row_first(attn, entry, r) / PAGED_ATTN_SPLIT;
+    for (int32_t split = first; split * PAGED_ATTN_SPLIT < n_keys; split++) {
+        float *states = entry->shared_q < 0 ? paged__workspace(attn, cut, split - entry->split_first)
+                                            : paged__cascade(attn, entry, u->head, split);
+        float *state = states + r * attn->state_floats;
+        if (split == first)
             memcpy(acc, state, (size_t)attn->state_floats * sizeof(float));
         else
             merge_state(attn, acc, state);
@@ -240,15 +305,28 @@ static void merge_row(const unit *u, int32_t cut, int32_t r, float *acc, const p
     finish_row(u, r, acc, io);
 }
 
+/* Rows of a unit; threads take the rows of all units in turn, of which n_before came before. */
+static void merge_unit(const unit *u, int32_t cut, int64_t n_before, const paged_attn_io *io, int32_t ith,
+                       int32_t nth) {
+    for (int32_t r = 0; r < u->entry->n_rows; r++)
+        if ((n_before + r) % nth == ith) merge_row(u, cut, r, u->attn->scratch[ith].acc, io);
+}
+
 void paged_attn_merge(paged_attn *attn, const paged_attn_io *io, int32_t ith, int32_t nth) {
     if (!attn->needs_merge) return;
-    int64_t n_rows = 0; /* of all units before; threads take them in turn */
+    int64_t n_rows = 0, n_heads = attn->config.n_kv_heads;
     for (int32_t b = 1; b < nth; b++) {
         paged__cut cut = paged__cut_at(attn, b, nth);
         if (cut.split == 0 || first_cut_of_unit(attn, b, nth) != b) continue;
         unit u = unit_at(attn, NULL, cut.unit);
-        for (int32_t r = 0; r < u.entry->n_rows; r++)
-            if ((n_rows + r) % nth == ith) merge_row(&u, b, r, attn->scratch[ith].acc, io);
+        if (u.entry->shared_q >= 0) continue;
+        merge_unit(&u, b, n_rows, io, ith, nth);
+        n_rows += u.entry->n_rows;
+    }
+    for (int64_t i = 0; attn->n_shared_q > 0 && i < attn->n_entries * n_heads; i++) {
+        unit u = unit_at(attn, NULL, i);
+        if (u.entry->shared_q < 0 || u.entry->is_prefix) continue;
+        merge_unit(&u, 0, n_rows, io, ith, nth);
         n_rows += u.entry->n_rows;
     }
 }

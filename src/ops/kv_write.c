@@ -112,8 +112,8 @@ typedef struct writer {
 static int64_t write_row(const writer *w, uint8_t *head_block, row_shape s, const float *src, int32_t n) {
     uint8_t *to = head_block + s.offset * (int64_t)w->elem;
     float row[PAGED_HEAD_DIM_MAX]; /* room for any type */
-    if (s.run == 0) return w->kernels->from_f32[w->type](to, src, n);
-    int64_t n_nan = w->kernels->from_f32[w->type](row, src, n);
+    if (s.run == 0) return w->kernels->of[w->type]->from_f32(to, src, n);
+    int64_t n_nan = w->kernels->of[w->type]->from_f32(row, src, n);
     if (w->elem == 4)
         scatter(to, (const uint8_t *)row, s, n, 4);
     else
@@ -131,7 +131,7 @@ static void read_row(const writer *w, const uint8_t *head_block, row_shape s, fl
             collect((uint8_t *)row, from, s, n, 2);
         from = (const uint8_t *)row;
     }
-    w->kernels->to_f32[w->type](dst, from, n);
+    w->kernels->of[w->type]->to_f32(dst, from, n);
 }
 
 static writer writer_of(const paged_kv *kv) {

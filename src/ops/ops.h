@@ -1,17 +1,21 @@
 /* ops/ops.h: inside of ops: the table of kernels that attention and kv_write call, one table for each
- * instruction set.
+ * instruction set, one entry in it for each KV type.
  *
  * The driver (attn_run.c) is plain C and knows blocks, splits, bounds and merging. A kernel knows one
- * step: up to PAGED__ROWS query rows against the 4 tiles of 16 tokens of a softmax step. Prefill and
- * decode call the same kernels with different numbers of rows, so that their bits are equal by
- * construction. For that every kernel keeps two rules:
- *  - an element of S or O is one chain of operations in ascending order, and no other row or element
- *    changes it;
- *  - numbers of masked tokens are never multiplied into a result: their V may be NaN.
+ * step: any number of query rows against the 4 tiles of 16 tokens of a softmax step. Scores s are f32 for
+ * all types, so that the driver may work on them between qk and softmax; the rows of q and p are the
+ * kernels' own: f32, pairs of bf16, bytes and a scale. load_q writes q, softmax writes p, nobody else
+ * looks inside.
  *
- * Tiles are in the packed layout of paged/kv.h, of the type by which the kernel is indexed. The driver
- * brings the plain layout into f32 tiles first; conversion to f32 is exact, so both layouts give the same
- * bits.
+ * Prefill and decode call the same kernels with different numbers of rows, so that their bits are equal
+ * by construction. For that every kernel keeps two rules:
+ *  - an element of S or O is one chain of operations in ascending order (of pairs of elements, or of
+ *    tiles, where the entry works in pairs or tiles; these lie at absolute positions), and no other row or
+ *    element changes it;
+ *  - what a row does not see is never multiplied into its result: K and V there may be NaN or Inf.
+ *
+ * Tiles are in the packed layout of paged/kv.h. The driver brings the plain layout into packed tiles first,
+ * so both layouts give the same bits.
  */
 #ifndef PAGED_OPS_OPS_H
 #define PAGED_OPS_OPS_H
@@ -21,46 +25,101 @@
 
 enum {
     PAGED__N_TYPES = 3,
-    PAGED__ROWS = 6,                                  /* most rows of one call of qk and pv */
     PAGED__STEP_TILES = PAGED_ATTN_STEP / PAGED_TILE, /* 4 */
-    PAGED__L_LANES = 16 /* partial sums of the denominator, token t in lane t % 16 */
+    PAGED__L_LANES = 16,  /* partial sums of the denominator, token t in lane t % 16 */
+    PAGED__ROW_ALIGN = 64 /* rows of q and p are multiples of it, in bytes */
 };
+
+/* The tokens first … end - 1 of a step. */
+typedef struct paged__range {
+    int32_t first, end;
+} paged__range;
 
 /* K or V of one step. Kernels bring `next` into the cache while they work on `at`, line by line, since a
  * burst of prefetches would stall; `next` is the same as `at` where nothing follows. */
 typedef struct paged__tiles {
     const void *at[PAGED__STEP_TILES], *next[PAGED__STEP_TILES];
+    const float *scale[PAGED__STEP_TILES]; /* i8: [16] of the tokens of each tile; other types: NULL */
 } paged__tiles;
+
+/* What the kernels of a step work on. All rows belong to one KV head and see at least one token. */
+typedef struct paged__step {
+    int32_t n_rows, head_dim_k, head_dim_v;
+    const paged__range *seen; /* [n_rows] tokens that each row sees; first and end ascend with the row */
+    paged__tiles k, v;
+    const uint8_t *q; /* [n_rows] of q_stride bytes */
+    float *s;         /* [n_rows, 64] scores in units of log2; what a row does not see is unspecified */
+    uint8_t *p;       /* [n_rows] of p_stride bytes: the weights exp2(s - m), zero where the row sees none */
+    int64_t q_stride, p_stride;
+    float *l; /* [n_rows, 16] lanes of the denominator */
+    float *o; /* [n_rows] of o_stride floats: o[o_floats], then the maximum m, as in a state (attn.h) */
+    int64_t o_stride;
+    int32_t o_floats; /* head_dim_v rounded up to 16; what is written behind head_dim_v is in no result */
+} paged__step;
+
+typedef struct paged__type_kernels {
+    int32_t (*q_bytes)(int32_t head_dim); /* of a row of q; a multiple of PAGED__ROW_ALIGN, like p_bytes */
+    int32_t p_bytes;
+    void (*load_q)(void *q, const float *src, float scale, int32_t head_dim); /* src[head_dim] * scale */
+
+    void (*qk)(const paged__step *step); /* s = q · K */
+    /* When the maximum of a row's scores is above m by more than PAGED__RESCALE, m moves to it, and l and o
+     * shrink accordingly. Then p = exp2(s - m), and l += p. May leave anything in s. */
+    void (*softmax)(const paged__step *step);
+    void (*pv)(const paged__step *step); /* o += p · V */
+
+    /* A tile as an f32 tile, for kernels that convert: with many rows it is cheaper to do it once, and call
+     * the kernels of f32, whose q and p these then share. NULL: kernels work on the type itself. */
+    void (*widen_k)(float *tile, const void *src, int32_t head_dim);
+    void (*widen_v)(float *tile, const void *src, int32_t head_dim);
+    /* The plain rows of 16 tokens, [head_dim] each, as a packed tile; an odd head_dim of pairs is filled
+     * with a zero. */
+    void (*pack_k)(void *tile, const void *const *rows, int32_t head_dim);
+    void (*pack_v)(void *tile, const void *const *rows, int32_t head_dim);
+
+    void (*to_f32)(float *dst, const void *src, int64_t n);
+    /* Round to nearest even, saturate; returns the number of NaN. */
+    int64_t (*from_f32)(void *dst, const float *src, int64_t n);
+} paged__type_kernels;
 
 typedef struct paged__kernels {
     const char *name;
-
-    /* s[n_rows, 64] = q[n_rows, head_dim] · K: lanes are tokens, one multiply-add chain per score over
-     * ascending d. */
-    void (*qk[PAGED__N_TYPES])(float *s, const float *q, int64_t q_stride, int32_t n_rows,
-                               const paged__tiles *tiles, int32_t head_dim);
-
-    /* One row, one step. s[64] holds scores in units of log2, of which the first n_valid ≥ 1 count;
-     * becomes the weights exp2(s - m), zero behind n_valid. When the maximum grew by more than
-     * PAGED__RESCALE, *m moves to it and l[16] and o[n] shrink accordingly. */
-    void (*softmax)(float *s, int32_t n_valid, float *m, float *l, float *o, int32_t n);
-
-    /* o[n_rows, head_dim] += p[n_rows, 64] · V for the tokens t0 … t1 - 1 of the step, ascending. Rows of
-     * o have room up to a multiple of 16; what is written there is in no result. */
-    void (*pv[PAGED__N_TYPES])(float *o, int64_t o_stride, const float *p, int32_t n_rows,
-                               const paged__tiles *tiles, int32_t t0, int32_t t1, int32_t head_dim);
-
+    const paged__type_kernels *of[PAGED__N_TYPES]; /* tables may share entries */
     /* acc[n] = acc * a + part * b, n a multiple of 16. */
     void (*merge)(float *acc, float a, const float *part, float b, int32_t n);
     void (*divide)(float *out, const float *o, float l, int32_t n); /* out[n] = o / l, never -0 */
-
-    void (*to_f32[PAGED__N_TYPES])(float *dst, const void *src, int64_t n);
-    /* bf16 in pairs [n_pairs][width][2] -> f32 [2 * n_pairs][width]: the packed K tile (width 16) and V
-     * tile (head_dim). */
-    void (*unpack_bf16)(float *dst, const void *src, int32_t n_pairs, int32_t width);
-    /* Round to nearest even, saturate; returns the number of NaN. */
-    int64_t (*from_f32[PAGED__N_TYPES])(void *dst, const float *src, int64_t n);
+    /* On 64 scores, see scores.h. NULL: those of paged__kernels_ref. */
+    void (*softcap)(float *s, float cap);
+    void (*alibi)(float *s, float slope, int32_t first);
 } paged__kernels;
+
+static inline int32_t paged__row_bytes(int32_t bytes) {
+    return (bytes + PAGED__ROW_ALIGN - 1) / PAGED__ROW_ALIGN * PAGED__ROW_ALIGN;
+}
+
+/* Rows of at most `most` at a time, as equal as possible: 8 rows are 4 + 4, which is faster than 6 + 2. */
+static inline int32_t paged__next_rows(int32_t n_rows, int32_t most) {
+    int32_t n_calls = (n_rows + most - 1) / most;
+    return (n_rows + n_calls - 1) / n_calls;
+}
+
+/* The rows r … r + n - 1 and the tokens t0 … t1 - 1 of the step, all of which all these rows see. */
+typedef void paged__pv_block(const paged__step *step, int32_t r, int32_t n, int32_t t0, int32_t t1);
+
+/* For pv that works token by token: `most` rows at a time where they see the same tokens, and row by row at
+ * both ends, where they do not. */
+static inline void paged__pv_by_blocks(const paged__step *step, int32_t most, paged__pv_block *block) {
+    for (int32_t r = 0, n; r < step->n_rows; r += n) {
+        n = paged__next_rows(step->n_rows - r, most);
+        const paged__range *seen = step->seen;
+        int32_t first = seen[r + n - 1].first, end = PAGED_MAX(seen[r].end, first);
+        for (int32_t i = r; i < r + n - 1 && seen[i].first < first; i++)
+            block(step, i, 1, seen[i].first, PAGED_MIN(first, seen[i].end));
+        if (first < end) block(step, r, n, first, end);
+        for (int32_t i = r; i < r + n; i++)
+            if (seen[i].end > end) block(step, i, 1, end, seen[i].end);
+    }
+}
 
 /* Weights may grow to 2^8 before the state is rescaled: rare rescaling, and still far from overflow. */
 #define PAGED__RESCALE 8.0f
@@ -96,6 +155,16 @@ static inline float paged__exp2(float x) {
     return p;
 }
 
+/* Plain C of attn_ref.c that other tables use as well. */
+int32_t paged__q_bytes_f32(int32_t head_dim);
+void paged__load_q_f32(void *q, const float *src, float scale, int32_t head_dim);
+void paged__pack_k_f16(void *tile, const void *const *rows, int32_t head_dim);
+void paged__pack_k_f32(void *tile, const void *const *rows, int32_t head_dim);
+void paged__pack_k_bf16(void *tile, const void *const *rows, int32_t head_dim);
+void paged__pack_v_f16(void *tile, const void *const *rows, int32_t head_dim);
+void paged__pack_v_f32(void *tile, const void *const *rows, int32_t head_dim);
+void paged__pack_v_bf16(void *tile, const void *const *rows, int32_t head_dim);
+
 static inline size_t paged__type_bytes(paged_type type) {
     return type == PAGED_TYPE_F32 ? 4 : 2;
 }
@@ -104,9 +173,17 @@ static inline size_t paged__type_bytes(paged_type type) {
 const paged__kernels *paged__kernels_choose(uint32_t cpu_flags);
 
 extern const paged__kernels paged__kernels_ref;
+extern const paged__type_kernels paged__ref_f16, paged__ref_f32, paged__ref_bf16;
 #if defined(__x86_64__)
-extern const paged__kernels paged__kernels_avx2;
-extern const paged__kernels paged__kernels_avx512;
+extern const paged__kernels paged__kernels_avx2, paged__kernels_avx512, paged__kernels_avx512_bf16;
+extern const paged__type_kernels paged__avx2_f16, paged__avx2_f32, paged__avx2_bf16;
+extern const paged__type_kernels paged__avx512_f16, paged__avx512_f32, paged__avx512_bf16;
+extern const paged__type_kernels paged__avx512_bf16_bf16;
+/* Of attn_avx512.c, for the tables of larger sets. */
+void paged__merge_avx512(float *acc, float a, const float *part, float b, int32_t n);
+void paged__divide_avx512(float *out, const float *o, float l, int32_t n);
+void paged__to_f32_bf16_avx512(float *dst, const void *src, int64_t n);
+int64_t paged__from_f32_bf16_avx512(void *dst, const float *src, int64_t n);
 #endif
 
 /* PAGED_ERR_INVALID_ARG, naming the field, if the shape of `kv` is none that ops can work on. */

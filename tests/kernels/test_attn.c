@@ -9,6 +9,7 @@ static const int32_t heads[][2] = {{1, 1}, {9, 3}, {28, 4}, {24, 8}, {14, 2}, {4
 static const int32_t block_sizes[] = {1, 3, 16, 32, 48, 64, 100, 1024};
 static const int32_t thread_counts[] = {2, 3, 7, 64};
 static const int32_t chunk_sizes[] = {1, 7, 16, 64};
+static const int32_t windows[] = {1, 4, 17, 63, 64, 65, 200, 512, 700};
 
 #define PICK(rng, array) (array)[draw(rng, (int32_t)(sizeof(array) / sizeof(array)[0]))]
 
@@ -40,42 +41,6 @@ static int32_t draw_queries(uint64_t *rng, const shape *s, int32_t n_keys, int64
     return (int32_t)PAGED_MIN((int64_t)n, PAGED_MAX(n_max, 1));
 }
 
-static void must_equal(const world *w, const result *want, result *got, const char *what) {
-    if (!result_equal(w, want, got))
-        test_fail(__FILE__, __LINE__, "bits differ: %s; %s, layout %d, heads %d/%d, head_dim %d/%d, block %d",
-                  what, type_name(w->s.type), w->s.layout, w->s.n_heads, w->s.n_kv_heads, w->s.dk, w->s.dv,
-                  w->s.block_size);
-    result_free(got);
-}
-
-/* Every sequence by itself, in chunks; in a random order, so that chunks of other sequences lie between. */
-static result run_chunked(const world *w, const place *p, int32_t chunk) {
-    paged_attn *attn = attn_make(w, p, 2);
-    result r = result_make(w);
-    for (int32_t begin = 0, more = 1; more; begin += chunk) {
-        piece pieces[SEQS_MAX];
-        int32_t n = 0;
-        for (int32_t seq = 0; seq < w->n_seqs; seq++)
-            if (begin < w->n_queries[seq])
-                pieces[n++] = (piece){seq, begin, PAGED_MIN(begin + chunk, w->n_queries[seq])};
-        more = n > 0;
-        if (more) run_pieces(w, p, attn, pieces, n, 2, &r);
-    }
-    paged_attn_free(attn);
-    return r;
-}
-
-static result run_alone(const world *w, const place *p) {
-    paged_attn *attn = attn_make(w, p, 1);
-    result r = result_make(w);
-    for (int32_t seq = w->n_seqs - 1; seq >= 0; seq--) {
-        piece one = {seq, 0, w->n_queries[seq]};
-        run_pieces(w, p, attn, &one, 1, 1, &r);
-    }
-    paged_attn_free(attn);
-    return r;
-}
-
 static bool can_pack(const world *w, int32_t block_size) {
     return block_size % PAGED_TILE == 0 &&
            (w->s.type != PAGED_TYPE_BF16 || (w->s.dk % 2 == 0 && w->s.dv % 2 == 0));
@@ -99,13 +64,47 @@ static void same_bits_elsewhere(const world *w, const result *want, uint64_t *rn
     place_free(&other);
 }
 
+/* Half of the cases are plain attention, the others have some of the rest. */
+static void draw_features(shape *s, uint64_t *rng) {
+    s->non_causal = draw(rng, 4) == 0;
+    if (draw(rng, 2)) return;
+    if (!s->non_causal && draw(rng, 2)) s->window = PICK(rng, windows);
+    if (draw(rng, 3) == 0) s->softcap = draw(rng, 2) ? 5 : 50;
+    s->alibi = draw(rng, 3) == 0;
+    s->sinks = draw(rng, 3) == 0;
+}
+
+/* Where a query stands follows from the keys behind it, which a chunk that is not causal has already. */
+static bool can_chunk(const world *w) {
+    return !(w->s.non_causal && w->alibi);
+}
+
+/* Blocks before the window go, then last blocks become packed tails. */
+static void same_bits_with_less(const world *w, place *p, const result *want, uint64_t *rng) {
+    result r;
+    if (w->s.window) {
+        place_drop(w, p);
+        r = run_all(w, p, PICK(rng, thread_counts));
+        must_equal(w, want, &r, "without the blocks before the window");
+        r = run_chunked(w, p, PICK(rng, chunk_sizes));
+        must_equal(w, want, &r, "in chunks without the blocks before the window");
+    }
+    if (p->kv.layout != PAGED_LAYOUT_PACKED) return;
+    place_tails(w, p);
+    r = run_all(w, p, PICK(rng, thread_counts));
+    must_equal(w, want, &r, "packed tails");
+    if (!can_chunk(w)) return;
+    r = run_chunked(w, p, PICK(rng, chunk_sizes));
+    must_equal(w, want, &r, "in chunks with packed tails");
+}
+
 static void run_case(shape s, int64_t budget, uint64_t *rng) {
     int32_t n_seqs = 1 + draw(rng, 4), n_keys[SEQS_MAX], n_queries[SEQS_MAX];
     for (int32_t i = 0; i < n_seqs; i++) {
         n_keys[i] = draw_length(rng, s.block_size);
         n_queries[i] = draw_queries(rng, &s, n_keys[i], budget);
     }
-    s.non_causal = draw(rng, 4) == 0;
+    draw_features(&s, rng);
     world w = world_make(s, n_seqs, n_keys, n_queries,
                          (fill)(draw(rng, 2) ? draw(rng, N_FILLS) : FILL_UNIFORM), rng);
     place p = place_make(&w, s.layout, s.block_size, false, false, draw(rng, 2), rng);
@@ -117,9 +116,12 @@ static void run_case(shape s, int64_t budget, uint64_t *rng) {
     must_equal(&w, &want, &r, "more threads");
     r = run_alone(&w, &p);
     must_equal(&w, &want, &r, "alone");
-    r = run_chunked(&w, &p, PICK(rng, chunk_sizes));
-    must_equal(&w, &want, &r, "in chunks");
+    if (can_chunk(&w)) {
+        r = run_chunked(&w, &p, PICK(rng, chunk_sizes));
+        must_equal(&w, &want, &r, "in chunks");
+    }
     same_bits_elsewhere(&w, &want, rng);
+    same_bits_with_less(&w, &p, &want, rng);
     result_free(&want);
     place_free(&p);
     world_free(&w);
@@ -185,6 +187,9 @@ static void grid_avx2(void) {
 }
 static void grid_avx512(void) {
     grid_of(2, 250);
+}
+static void grid_avx512_bf16(void) {
+    grid_of(3, 250);
 }
 
 /* Uneven head sizes take the tail paths of the kernels. */
@@ -266,5 +271,6 @@ static void chunks_of_a_prefill(void) {
 }
 
 #define TESTS(X)                                                                                             \
-    X(grid_ref) X(grid_avx2) X(grid_avx512) X(odd_head_dims) X(many_splits) X(chunks_of_a_prefill)
+    X(grid_ref)                                                                                              \
+    X(grid_avx2) X(grid_avx512) X(grid_avx512_bf16) X(odd_head_dims) X(many_splits) X(chunks_of_a_prefill)
 TEST_MAIN(TESTS)

@@ -350,7 +350,8 @@ static void sample_kernel_is_wrong(void) {
 typedef struct setting {
     paged_attn_config config;
     paged_kv kv;
-    int32_t blocks[2][8], n_keys[2], cu[3], rows[2];
+    int32_t blocks[2][8], n_keys[2], cu[3], rows[2], first_k[2], tails[2][1];
+    paged_shared shared[2];
     paged_batch batch;
     float q[6 * 64 * 8], out[6 * 64 * 8];
     uint16_t pool[8 * 2 * 2 * 16 * 64];
@@ -461,6 +462,65 @@ static void plan_refuses(void) {
     REFUSED(s.kv.v = NULL, INVALID_ARG, "v of the cache is NULL");
 }
 
+static void plan_refuses_windows_and_tails(void) {
+    paged_cpu_mask(~0u);
+#define FIRST_K (s.batch.tables.first_k = s.first_k)
+#define TAILS   (s.batch.tables.tail_tiles = s.tails[0])
+    /* Sequence 0 has 40 keys and one query, sequence 1 has 20 and four, which stand at 16 … 19. */
+    REFUSED((FIRST_K, s.first_k[0] = 1), INVALID_ARG, "sequence 0: key 0 is needed, but first_k is 1");
+    REFUSED((FIRST_K, s.config.window = 10, s.first_k[1] = 8), INVALID_ARG,
+            "sequence 1: key 7 is needed, but first_k is 8");
+    REFUSED((FIRST_K, s.config.window = 10, s.first_k[0] = 41), INVALID_ARG,
+            "sequence 0: first_k is 41, not in 0 ... 40");
+    REFUSED((FIRST_K, s.first_k[1] = -1), INVALID_ARG, "sequence 1: first_k is -1, not in 0 ... 20");
+    REFUSED((FIRST_K, s.config.window = 9, s.first_k[0] = 31, s.blocks[0][0] = -1, s.blocks[0][1] = -7),
+            INVALID_ARG, "sequence 0 (row 0, KV head 0): entry 1 of its table is -7");
+    REFUSED((TAILS, s.blocks[0][2] = -1, s.tails[0][0] = -1), INVALID_ARG,
+            "sequence 0 (row 0): tail tile 0 is -1, not in 0 ... 7, with 40 keys");
+    REFUSED((TAILS, s.blocks[1][1] = -1, s.tails[1][0] = 8), INVALID_ARG,
+            "sequence 1 (row 1): tail tile 0 is 8, not in 0 ... 7, with 20 keys");
+    REFUSED((TAILS, s.blocks[0][1] = -1), INVALID_ARG,
+            "sequence 0 (row 0, KV head 0): entry 1 of its table is -1"); /* not the last block */
+    REFUSED((TAILS, s.blocks[0][2] = -2), INVALID_ARG,
+            "sequence 0 (row 0, KV head 0): entry 2 of its table is -2"); /* only -1 means a tail */
+    REFUSED((s.kv.k_head_stride = s.kv.v_head_stride = 0), INVALID_ARG, "k_head_stride is 0");
+}
+
+static void plan_refuses_cascades(void) {
+    paged_cpu_mask(~0u);
+#define SHARED(first, n, tokens)                                                                             \
+    (s.batch.shared = s.shared, s.batch.n_shared = 1, s.config.max_shared_q = 8,                             \
+     s.shared[0] = (paged_shared){first, n, tokens})
+    REFUSED((SHARED(0, 2, 20), s.blocks[1][0] = 4), INVALID_ARG,
+            "sequences 0 and 1 (KV head 0) share 20 tokens, but entry 0 of their tables is 0 and 4");
+    REFUSED(SHARED(0, 2, 21), INVALID_ARG, "shared[0]: sequence 1 has 20 keys, fewer than the 21");
+    REFUSED(SHARED(0, 3, 20), INVALID_ARG, "shared[0]: 3 sequences from 0 on, not in 0 ... 1");
+    REFUSED(SHARED(-1, 2, 20), INVALID_ARG, "shared[0]: 2 sequences from -1 on");
+    REFUSED(SHARED(INT32_MAX, INT32_MAX, 20), INVALID_ARG, "shared[0]: 2147483647 sequences");
+    REFUSED(SHARED(0, 0, 20), INVALID_ARG, "shared[0]: 0 sequences");
+    REFUSED(SHARED(0, 2, -1), INVALID_ARG, "shared[0]: n_tokens is -1");
+    REFUSED((SHARED(0, 2, 20), s.shared[1] = (paged_shared){1, 1, 0}, s.batch.n_shared = 2), INVALID_ARG,
+            "shared[1]: 1 sequences from 1 on, not in 2 ... 1");
+    REFUSED((SHARED(0, 2, 20), s.config.max_shared_q = 4), LIMIT,
+            "shared[0]: query 4 of sequences that share, made for 4");
+    REFUSED(s.batch.n_shared = -1, INVALID_ARG, "n_shared is -1");
+    REFUSED(s.batch.n_shared = 1, INVALID_ARG, "n_shared is 1, shared is NULL");
+}
+
+/* A plain layout has no tiles. */
+static void tails_are_packed(void) {
+    static setting s;
+    paged_attn *attn;
+    paged_error err;
+    setting_init(&s);
+    s.config.layout = s.kv.layout = PAGED_LAYOUT_PLAIN;
+    TAILS;
+    CHECK_EQ(paged_attn_create(&s.config, &attn, NULL), PAGED_OK);
+    CHECK_EQ(paged_attn_plan(attn, &s.batch, &s.kv, &err), PAGED_ERR_INVALID_ARG);
+    CHECK_STR(err.message, "tail_tiles are given, but the layout of the cache is plain");
+    paged_attn_free(attn);
+}
+
 /* Entries that no query reads are not looked at. */
 static void plan_accepts(void) {
     static setting s;
@@ -502,6 +562,13 @@ static void create_refuses(void) {
     NOT_MADE(s.config.type = (paged_type)3, "type is 3");
     NOT_MADE(s.config.layout = (paged_layout)2, "layout is 2");
     NOT_MADE((s.config.type = PAGED_TYPE_BF16, s.config.head_dim_k = 63), "must be even");
+    static const float slopes[] = {1, 1, 1, NAN, 1, 1};
+    NOT_MADE(s.config.window = -1, "window is -1");
+    NOT_MADE((s.config.window = 5, s.config.non_causal = true), "a window of 5 asks for causal attention");
+    NOT_MADE(s.config.softcap = -50, "softcap is -50");
+    NOT_MADE(s.config.softcap = NAN, "softcap is nan");
+    NOT_MADE(s.config.alibi = slopes, "ALiBi slope of head 3 is not finite");
+    NOT_MADE(s.config.max_shared_q = -1, "max_shared_q is -1");
     NOT_MADE(s.config.scale = INFINITY, "scale is not finite");
     NOT_MADE(s.config.n_threads_max = -1, "n_threads_max is -1");
     NOT_MADE(s.config.max_k = INT32_MAX, "max_k is 2147483647");
@@ -531,6 +598,9 @@ static void allocations_fail(void) {
     setting_init(&s);
     s.config.n_threads_max = 4;
     s.config.max_k = 2000;
+    s.config.max_shared_q = 8;
+    static const float slopes[6] = {1};
+    s.config.alibi = slopes;
     paged_allocator_set(&allocator);
     for (int32_t n = 0;; n++) {
         paged_attn *attn = NULL;
@@ -551,7 +621,7 @@ static void allocations_fail(void) {
     }
     paged_allocator_set(NULL);
     CHECK_EQ(n_live, 0);
-    CHECK(n_failed >= 5);
+    CHECK(n_failed >= 7);
 }
 
 static void names_its_kernels(void) {
@@ -576,5 +646,8 @@ static void names_its_kernels(void) {
     X(strides_and_scale)                                                                                     \
     X(real_threads)                                                                                          \
     X(sample_kernel_is_wrong)                                                                                \
-    X(plan_refuses) X(plan_accepts) X(create_refuses) X(allocations_fail) X(names_its_kernels)
+    X(plan_refuses)                                                                                          \
+    X(plan_refuses_windows_and_tails)                                                                        \
+    X(plan_refuses_cascades)                                                                                 \
+    X(tails_are_packed) X(plan_accepts) X(create_refuses) X(allocations_fail) X(names_its_kernels)
 TEST_MAIN(TESTS)

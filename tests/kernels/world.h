@@ -3,7 +3,9 @@
  *
  * world   what is to be computed, free of any placement: the stored values of all keys, all queries place
  * a world in blocks: layout, block size, order of the physical blocks, one table or one per KV head,
- * poison piece   queries q_begin … q_end - 1 of a sequence; a run computes any set of pieces in one batch
+ *         poison; then, by place_drop, place_tails and place_share, without the blocks before a window, with
+ *         packed tails, with common prefixes
+ * piece   queries q_begin … q_end - 1 of a sequence; a run computes any set of pieces in one batch
  */
 #ifndef PAGED_TESTS_KERNELS_WORLD_H
 #define PAGED_TESTS_KERNELS_WORLD_H
@@ -31,7 +33,9 @@ typedef struct shape {
     paged_type type;
     paged_layout layout;
     int32_t block_size, n_heads, n_kv_heads, dk, dv;
-    bool non_causal;
+    bool non_causal, alibi, sinks;
+    int32_t window;
+    float softcap;
 } shape;
 
 typedef struct world {
@@ -39,8 +43,9 @@ typedef struct world {
     int32_t n_seqs, n_q;
     int32_t n_keys[SEQS_MAX], n_queries[SEQS_MAX];
     int32_t first_key[SEQS_MAX], first_q[SEQS_MAX];
-    float *k, *v; /* [all keys, n_kv_heads, dk or dv], as the cache stores them */
-    float *q;     /* [n_q, n_heads, dk] */
+    float *k, *v;         /* [all keys, n_kv_heads, dk or dv], as the cache stores them */
+    float *q;             /* [n_q, n_heads, dk] */
+    float *alibi, *sinks; /* [n_heads] or NULL */
 } world;
 
 typedef struct place {
@@ -49,6 +54,11 @@ typedef struct place {
     int32_t *blocks; /* [n_seqs, n_kv_heads or 1, max_blocks] */
     int32_t max_blocks;
     bool per_head;
+    int32_t *free_blocks, n_free; /* the ids that no table names */
+    int32_t *first_k;             /* [n_seqs] or NULL */
+    int32_t *tail_tiles;          /* [n_seqs, block_size / 16] or NULL */
+    int32_t n_shared;
+    paged_shared shared[SEQS_MAX];
 } place;
 
 typedef struct piece {
@@ -104,6 +114,15 @@ static inline void fill_keys(world *w, fill how, uint64_t *rng, int64_t n_keys) 
     }
 }
 
+/* Slopes as ALiBi was published: powers of 2^(-8 / n) for n heads, n a power of two; otherwise those of the
+ * next smaller power of two, and then every second one of the next larger. */
+static inline void fill_slopes(float *slopes, int32_t n_heads) {
+    int32_t n = 1;
+    while (2 * n <= n_heads) n *= 2;
+    for (int32_t h = 0; h < n_heads; h++)
+        slopes[h] = (float)(h < n ? exp2(-8.0 / n * (h + 1)) : exp2(-4.0 / n * (2 * (h - n) + 1)));
+}
+
 static inline world world_make(shape s, int32_t n_seqs, const int32_t *n_keys, const int32_t *n_queries,
                                fill how, uint64_t *rng) {
     world w = {.s = s, .n_seqs = n_seqs};
@@ -119,6 +138,10 @@ static inline world world_make(shape s, int32_t n_seqs, const int32_t *n_keys, c
     w.k = take((size_t)all_keys * (size_t)(s.n_kv_heads * s.dk), sizeof(float));
     w.v = take((size_t)all_keys * (size_t)(s.n_kv_heads * s.dv), sizeof(float));
     w.q = take((size_t)w.n_q * (size_t)(s.n_heads * s.dk), sizeof(float));
+    if (s.alibi) fill_slopes(w.alibi = take((size_t)s.n_heads, sizeof(float)), s.n_heads);
+    if (s.sinks) w.sinks = take((size_t)s.n_heads, sizeof(float));
+    for (int32_t h = 0; s.sinks && h < s.n_heads; h++)
+        w.sinks[h] = h % 5 == 4 ? -INFINITY : 4 * draw_unit(rng);
     fill_keys(&w, how, rng, all_keys);
     for (int64_t i = 0; i < (int64_t)w.n_q * s.n_heads * s.dk; i++) {
         w.q[i] = draw_unit(rng);
@@ -132,48 +155,96 @@ static inline void world_free(world *w) {
     free(w->k);
     free(w->v);
     free(w->q);
+    free(w->alibi);
+    free(w->sinks);
 }
 
-/* Keys that query i of a sequence sees. */
+/* Gives sequences the same first keys. */
+static inline void world_share(world *w, paged_shared g) {
+    int64_t row_k = (int64_t)w->s.n_kv_heads * w->s.dk, row_v = (int64_t)w->s.n_kv_heads * w->s.dv;
+    int64_t from = w->first_key[g.first_seq];
+    for (int32_t i = g.first_seq + 1; i < g.first_seq + g.n_seqs; i++) {
+        memcpy(w->k + w->first_key[i] * row_k, w->k + from * row_k,
+               (size_t)(g.n_tokens * row_k) * sizeof(float));
+        memcpy(w->v + w->first_key[i] * row_v, w->v + from * row_v,
+               (size_t)(g.n_tokens * row_v) * sizeof(float));
+    }
+}
+
+/* Query i of a sequence sees the keys first_visible … visible - 1. */
 static inline int32_t visible(const world *w, int32_t seq, int32_t i) {
     int32_t n = w->n_keys[seq] - w->n_queries[seq] + i + 1;
     return w->s.non_causal ? w->n_keys[seq] : n < 0 ? 0 : n;
 }
 
-/* softmax(scale * q · K) · V, as in the textbook. `size` is the largest |scale * q| · |K|: what rounding
- * errors grow with. */
+static inline int32_t first_visible(const world *w, int32_t seq, int32_t i) {
+    int32_t n = visible(w, seq, i);
+    return w->s.window > 0 && n > w->s.window ? n - w->s.window : 0;
+}
+
+/* Softcap, then ALiBi. */
+static inline double adjusted(const world *w, double score, int32_t head, int32_t distance) {
+    if (w->s.softcap != 0) score = w->s.softcap * tanh(score / w->s.softcap);
+    return w->alibi ? score + (double)w->alibi[head] * distance : score;
+}
+
+/* softmax(scale * q · K) · V, as in the textbook. `size` is the largest |scale * q| · |K| and bias: what
+ * rounding errors grow with. */
 static inline void dense_row(const world *w, int32_t seq, int32_t i, int32_t head, double *out, double *lse,
                              double *size) {
     int64_t dk = w->s.dk, dv = w->s.dv, n_kv = w->s.n_kv_heads,
             kv_head = head / (w->s.n_heads / w->s.n_kv_heads);
     const float *q = w->q + ((int64_t)(w->first_q[seq] + i) * w->s.n_heads + head) * dk;
-    int32_t n = visible(w, seq, i);
-    double *score = take((size_t)n, sizeof(double)), top = -INFINITY, sum = 0;
+    int32_t n = visible(w, seq, i), first = first_visible(w, seq, i),
+            position = w->n_keys[seq] - w->n_queries[seq] + i;
+    double *score = take((size_t)n, sizeof(double)), sink = w->sinks ? w->sinks[head] : -INFINITY;
+    double top = sink, sum = 0;
     *size = 0;
-    for (int32_t j = 0; j < n; j++) {
+    for (int32_t j = first; j < n; j++) {
         const float *k = w->k + ((w->first_key[seq] + j) * n_kv + kv_head) * dk;
         double dot = 0, abs_dot = 0;
         for (int64_t d = 0; d < dk; d++) {
             dot += (double)q[d] * k[d];
             abs_dot += fabs((double)q[d] * k[d]);
         }
-        score[j] = dot / sqrt((double)dk);
+        score[j] = adjusted(w, dot / sqrt((double)dk), head, j - position);
         top = fmax(top, score[j]);
-        *size = fmax(*size, abs_dot / sqrt((double)dk));
+        abs_dot = abs_dot / sqrt((double)dk) + (w->alibi ? fabs((double)w->alibi[head] * (j - position)) : 0);
+        *size = fmax(*size, abs_dot);
     }
     for (int64_t d = 0; d < dv; d++) out[d] = 0;
-    for (int32_t j = 0; j < n; j++) {
+    if (sink != -INFINITY) sum = exp(sink - top);
+    for (int32_t j = first; j < n; j++) {
         const float *v = w->v + ((w->first_key[seq] + j) * n_kv + kv_head) * dv;
         double p = exp(score[j] - top);
         sum += p;
         for (int64_t d = 0; d < dv; d++) out[d] += p * v[d];
     }
     for (int64_t d = 0; d < dv && n > 0; d++) out[d] /= sum;
-    *lse = n > 0 ? top + log(sum) : -INFINITY;
+    *lse = n > 0 ? top + log(sum) : sink;
     free(score);
 }
 
 /* ---- places ---- */
+
+/* The table of kv.h: element d of slot offset o. */
+static inline int64_t kv_element(const paged_kv *kv, bool value, int64_t o, int64_t d) {
+    int64_t t = o / 16, i = o % 16, hd = value ? kv->head_dim_v : kv->head_dim_k;
+    if (kv->layout == PAGED_LAYOUT_PLAIN) return o * hd + d;
+    if (kv->type != PAGED_TYPE_BF16) return value ? t * 16 * hd + i * hd + d : t * 16 * hd + d * 16 + i;
+    return value ? t * 16 * hd + (i / 2) * 2 * hd + d * 2 + i % 2
+                 : t * 16 * hd + (d / 2) * 32 + i * 2 + d % 2;
+}
+
+/* The bits of one element, as they lie in the cache. */
+static inline uint32_t kv_bits_at(const paged_kv *kv, bool value, int64_t slot, int64_t head, int64_t d) {
+    int64_t elem = kv->type == PAGED_TYPE_F32 ? 4 : 2, block = slot / kv->block_size,
+            o = slot % kv->block_size;
+    const uint8_t *base = (value ? kv->v + head * kv->v_head_stride : kv->k + head * kv->k_head_stride);
+    uint32_t bits = 0;
+    memcpy(&bits, base + block * kv->block_stride + kv_element(kv, value, o, d) * elem, (size_t)elem);
+    return bits;
+}
 
 static inline paged_kv view_of_head(const paged_kv *kv, int32_t head) {
     paged_kv view = *kv;
@@ -211,7 +282,7 @@ static inline void poison_bytes(uint8_t *bytes, size_t n, paged_type type, bool 
     for (size_t i = step - 2; i + 2 <= n; i += step) memcpy(bytes + i, &inf[type], 2);
 }
 
-/* Physical blocks are shuffled unless `ordered`; two of them stay free. The memory has exactly the size of
+/* Physical blocks are shuffled unless `ordered`; a few of them stay free. The memory has exactly the size of
  * the blocks. */
 static inline place place_make(const world *w, paged_layout layout, int32_t block_size, bool ordered,
                                bool per_head, bool infinite, uint64_t *rng) {
@@ -223,7 +294,8 @@ static inline place place_make(const world *w, paged_layout layout, int32_t bloc
         n_used += n * n_tables;
         p.max_blocks = PAGED_MAX(p.max_blocks, n + 1); /* a tail of -1 */
     }
-    p.kv = (paged_kv){.n_blocks = (int32_t)n_used + 2,
+    p.n_free = 2 + w->n_seqs;
+    p.kv = (paged_kv){.n_blocks = (int32_t)n_used + p.n_free,
                       .block_size = block_size,
                       .n_kv_heads = w->s.n_kv_heads,
                       .head_dim_k = w->s.dk,
@@ -252,6 +324,8 @@ static inline place place_make(const world *w, paged_layout layout, int32_t bloc
         for (int32_t b = 0; b < p.max_blocks; b++)
             p.blocks[row * p.max_blocks + b] =
                 b < (w->n_keys[row / n_tables] + block_size - 1) / block_size ? ids[next++] : -1;
+    p.free_blocks = take((size_t)p.n_free, sizeof *ids);
+    memcpy(p.free_blocks, ids + next, (size_t)p.n_free * sizeof *ids);
     free(ids);
     place_write(w, &p);
     return p;
@@ -260,6 +334,86 @@ static inline place place_make(const world *w, paged_layout layout, int32_t bloc
 static inline void place_free(place *p) {
     free(p->bytes);
     free(p->blocks);
+    free(p->free_blocks);
+    free(p->first_k);
+    free(p->tail_tiles);
+}
+
+/* NaN into the slot of one token, for one KV head. */
+static inline void poison_slot(const place *p, int32_t head, int64_t slot) {
+    const paged_kv *kv = &p->kv;
+    int64_t elem = kv->type == PAGED_TYPE_F32 ? 4 : 2, block = slot / kv->block_size * kv->block_stride,
+            o = slot % kv->block_size;
+    for (int64_t d = 0; d < kv->head_dim_k; d++)
+        memset(kv->k + block + head * kv->k_head_stride + kv_element(kv, false, o, d) * elem, 0xff,
+               (size_t)elem);
+    for (int64_t d = 0; d < kv->head_dim_v; d++)
+        memset(kv->v + block + head * kv->v_head_stride + kv_element(kv, true, o, d) * elem, 0xff,
+               (size_t)elem);
+}
+
+/* What no query of the world sees, since its window has passed, is gone: entries of whole blocks are -1, and
+ * the slots hold NaN. */
+static inline void place_drop(const world *w, place *p) {
+    int32_t n_tables = p->per_head ? w->s.n_kv_heads : 1, b = p->kv.block_size;
+    p->first_k = take((size_t)w->n_seqs, sizeof *p->first_k);
+    for (int32_t seq = 0; seq < w->n_seqs; seq++) {
+        int32_t first = w->n_queries[seq] > 0 ? first_visible(w, seq, 0) : w->n_keys[seq];
+        p->first_k[seq] = first;
+        for (int32_t h = 0; h < w->s.n_kv_heads; h++) {
+            int32_t *table = p->blocks + ((int64_t)seq * n_tables + (p->per_head ? h : 0)) * p->max_blocks;
+            for (int32_t t = 0; t < first; t++) poison_slot(p, h, (int64_t)table[t / b] * b + t % b);
+        }
+        for (int32_t i = 0; i < n_tables; i++)
+            for (int32_t t = 0; t < first / b; t++)
+                p->blocks[((int64_t)seq * n_tables + i) * p->max_blocks + t] = -1;
+    }
+}
+
+/* The last block of every sequence goes to free-standing tiles, with those of other sequences between. */
+static inline void place_tails(const world *w, place *p) {
+    int32_t b = p->kv.block_size, block_tiles = b / PAGED_TILE, n_tables = p->per_head ? w->s.n_kv_heads : 1;
+    int64_t row_k = (int64_t)w->s.n_kv_heads * w->s.dk, row_v = (int64_t)w->s.n_kv_heads * w->s.dv;
+    CHECK(p->kv.layout == PAGED_LAYOUT_PACKED && p->n_free >= w->n_seqs);
+    p->tail_tiles = take((size_t)(w->n_seqs * block_tiles), sizeof *p->tail_tiles);
+    for (int32_t seq = 0; seq < w->n_seqs; seq++) {
+        int32_t last = (w->n_keys[seq] - 1) / b, *tiles = p->tail_tiles + seq * block_tiles;
+        for (int32_t i = 0; i < block_tiles; i++) tiles[i] = -1;
+        if (w->n_keys[seq] == 0) continue;
+        for (int32_t i = 0; i * PAGED_TILE < w->n_keys[seq] - last * b; i++) {
+            int32_t nth = i * w->n_seqs + seq; /* tiles of all sequences, one after the other */
+            tiles[i] = p->free_blocks[nth / block_tiles] * block_tiles + nth % block_tiles;
+        }
+        for (int32_t t = last * b; t < w->n_keys[seq]; t++) {
+            int64_t slot = (int64_t)tiles[t % b / PAGED_TILE] * PAGED_TILE + t % PAGED_TILE;
+            paged_kv_write(&p->kv, w->k + (w->first_key[seq] + t) * row_k, 0,
+                           w->v + (w->first_key[seq] + t) * row_v, 0, &slot, 1, 0, 1);
+            if (p->first_k && t < p->first_k[seq])
+                for (int32_t h = 0; h < w->s.n_kv_heads; h++) poison_slot(p, h, slot);
+        }
+        for (int32_t i = 0; i < n_tables; i++) {
+            int32_t *entry = p->blocks + ((int64_t)seq * n_tables + i) * p->max_blocks + last;
+            for (int32_t o = 0; o < b && *entry >= 0; o++)
+                for (int32_t h = p->per_head ? i : 0; h < (p->per_head ? i + 1 : w->s.n_kv_heads); h++)
+                    poison_slot(p, h, (int64_t)*entry * b + o);
+            *entry = -1;
+        }
+    }
+}
+
+/* The sequences of the group use the blocks of the first for what they share; their own are poisoned. */
+static inline void place_share(const world *w, place *p, paged_shared g) {
+    int32_t b = p->kv.block_size, n_tables = p->per_head ? w->s.n_kv_heads : 1;
+    for (int32_t seq = g.first_seq + 1; seq < g.first_seq + g.n_seqs; seq++)
+        for (int32_t i = 0; i < n_tables; i++) {
+            const int32_t *from = p->blocks + ((int64_t)g.first_seq * n_tables + i) * p->max_blocks;
+            int32_t *to = p->blocks + ((int64_t)seq * n_tables + i) * p->max_blocks;
+            for (int32_t t = 0; t < g.n_tokens / b * b; t++)
+                for (int32_t h = p->per_head ? i : 0; h < (p->per_head ? i + 1 : w->s.n_kv_heads); h++)
+                    poison_slot(p, h, (int64_t)to[t / b] * b + t % b);
+            for (int32_t t = 0; t < g.n_tokens / b; t++) to[t] = from[t];
+        }
+    p->shared[p->n_shared++] = g;
 }
 
 /* ---- runs ---- */
@@ -295,6 +449,10 @@ static inline paged_attn *attn_make(const world *w, const place *p, int32_t nth)
                                 .type = w->s.type,
                                 .layout = p->kv.layout,
                                 .non_causal = w->s.non_causal,
+                                .window = w->s.window,
+                                .softcap = w->s.softcap,
+                                .alibi = w->alibi,
+                                .max_shared_q = p->n_shared > 0 ? w->n_q : 0,
                                 .n_threads_max = nth,
                                 .max_q = PAGED_MAX(w->n_q, 1),
                                 .max_seqs = PAGED_MAX(w->n_seqs, 1),
@@ -309,7 +467,8 @@ static inline paged_attn *attn_make(const world *w, const place *p, int32_t nth)
  * stay. */
 static inline void run_pieces(const world *w, const place *p, paged_attn *attn, const piece *pieces,
                               int32_t n, int32_t nth, result *r) {
-    int32_t cu[SEQS_MAX + 1] = {0}, rows[SEQS_MAX], n_keys[SEQS_MAX];
+    int32_t cu[SEQS_MAX + 1] = {0}, rows[SEQS_MAX], n_keys[SEQS_MAX], first_k[SEQS_MAX];
+    bool whole = n == w->n_seqs; /* the world as it is, so that its cascades hold */
     int64_t q_row = (int64_t)w->s.n_heads * w->s.dk, out_row = (int64_t)w->s.n_heads * w->s.dv,
             stride = out_row + 3;
     float *q = take((size_t)(w->n_q * q_row), sizeof(float)),
@@ -323,6 +482,8 @@ static inline void run_pieces(const world *w, const place *p, paged_attn *attn, 
         cu[i + 1] = cu[i] + n_rows;
         rows[i] = seq;
         n_keys[i] = w->s.non_causal ? w->n_keys[seq] : PAGED_MAX(w->n_keys[seq] - behind, 0);
+        first_k[i] = p->first_k ? PAGED_MIN(p->first_k[seq], n_keys[i]) : 0;
+        whole = whole && seq == i && n_rows == w->n_queries[seq];
         memcpy(q + cu[i] * q_row, w->q + (w->first_q[seq] + pieces[i].q_begin) * q_row,
                (size_t)(n_rows * q_row) * sizeof(float));
     }
@@ -333,17 +494,19 @@ static inline void run_pieces(const world *w, const place *p, paged_attn *attn, 
                                     .seq_stride = n_tables * p->max_blocks,
                                     .head_stride = p->per_head ? p->max_blocks : 0,
                                     .seqlens_k = n_keys,
+                                    .first_k = p->first_k ? first_k : NULL,
+                                    .tail_tiles = p->tail_tiles,
                                     .n_seqs = n,
-                                    .max_blocks = p->max_blocks}};
+                                    .max_blocks = p->max_blocks},
+                         .n_shared = whole ? p->n_shared : 0,
+                         .shared = p->shared};
     paged_error err;
     if (paged_attn_plan(attn, &batch, &p->kv, &err)) test_fail(__FILE__, __LINE__, "%s", err.message);
     memset(out, 0xff, (size_t)(w->n_q * stride) * sizeof(float));
-    for (int32_t ith = 0; ith < nth; ith++)
-        paged_attn_run(attn, &p->kv, &(paged_attn_io){.q = q, .out = out, .out_stride = stride, .lse = lse},
-                       ith, nth);
+    const paged_attn_io io = {.q = q, .out = out, .out_stride = stride, .lse = lse, .sinks = w->sinks};
+    for (int32_t ith = 0; ith < nth; ith++) paged_attn_run(attn, &p->kv, &io, ith, nth);
     if (paged_attn_needs_merge(attn))
-        for (int32_t ith = 0; ith < nth; ith++)
-            paged_attn_merge(attn, &(paged_attn_io){.out = out, .out_stride = stride, .lse = lse}, ith, nth);
+        for (int32_t ith = 0; ith < nth; ith++) paged_attn_merge(attn, &io, ith, nth);
     for (int32_t i = 0; i < n; i++)
         for (int32_t j = cu[i]; j < cu[i + 1]; j++) {
             int64_t row = w->first_q[pieces[i].seq] + pieces[i].q_begin + j - cu[i];
@@ -368,8 +531,16 @@ static inline result run_all(const world *w, const place *p, int32_t nth) {
 
 /* ---- checks ---- */
 
+/* The relative error of q and of the weights: kernels of AVX-512 BF16 round both to bf16. */
+static inline double operand_rounding(paged_type type) {
+    return type == PAGED_TYPE_BF16 && paged_cpu_flags() & PAGED_CPU_AVX512_BF16 ? 0x1p-8 : 0;
+}
+
 /* One row against the oracle. Inputs are exact, so the only errors are those of f32 arithmetic: some
  * roundings of the result (2e-6 of the largest |v|), and roundings of the scores, sums of head_dim terms.
+ * Where operands are rounded by u, a score is off by at most a = u * size, so a weight by a factor between
+ * 1 / (1 + e) and 1 + e = exp(a) * (1 + u), so the weights of a row, which sum to 1, by 2 e / (1 - e) in all,
+ * and never by more than 2. Such kernels also take denormals for zero, in each of n_keys sums.
  * Returns the error in units of what is allowed. */
 static inline double row_error(const world *w, const result *r, int32_t seq, int32_t i, int32_t head) {
     int64_t dv = w->s.dv, row = (int64_t)(w->first_q[seq] + i) * w->s.n_heads + head;
@@ -378,7 +549,12 @@ static inline double row_error(const world *w, const result *r, int32_t seq, int
     for (int64_t j = 0; j < (int64_t)w->n_keys[seq] * w->s.n_kv_heads * dv; j++)
         v_max = fmax(v_max, fabs((double)w->v[w->first_key[seq] * w->s.n_kv_heads * dv + j]));
     double score_error = 0x1p-24 * (4 + sqrt((double)w->s.dk)) * size,
-           allowed = v_max * (2e-6 + score_error) + 1e-44;
+           allowed = v_max * (2e-6 + score_error) + 1e-44, u = operand_rounding(w->s.type);
+    if (u > 0) {
+        double e = exp(u * size) * (1 + u) - 1;
+        allowed += v_max * (e < 0.5 ? 2 * e / (1 - e) : 2) + w->n_keys[seq] * 0x1p-126;
+        score_error += u * (size + 1);
+    }
     for (int64_t d = 0; d < dv; d++) {
         double error = fabs((double)r->out[row * dv + d] - want[d]) / allowed;
         worst = error <= worst ? worst : error; /* NaN is kept */
@@ -392,11 +568,13 @@ static inline double row_error(const world *w, const result *r, int32_t seq, int
 static inline void check_row(const world *w, const result *r, int32_t seq, int32_t i, int32_t head) {
     double error = row_error(w, r, seq, i, head);
     if (error > 1)
-        test_fail(__FILE__, __LINE__,
-                  "%s, heads %d/%d, head_dim %d/%d, block %d, sequence %d (%d keys, %d queries), query %d, "
-                  "head %d: %g times the allowed error",
-                  type_name(w->s.type), w->s.n_heads, w->s.n_kv_heads, w->s.dk, w->s.dv, w->s.block_size, seq,
-                  w->n_keys[seq], w->n_queries[seq], i, head, error);
+        test_fail(
+            __FILE__, __LINE__,
+            "%s, heads %d/%d, head_dim %d/%d, block %d, window %d, softcap %g%s%s, sequence %d (%d keys, "
+            "%d queries), query %d, head %d: %g times the allowed error",
+            type_name(w->s.type), w->s.n_heads, w->s.n_kv_heads, w->s.dk, w->s.dv, w->s.block_size,
+            w->s.window, (double)w->s.softcap, w->alibi ? ", ALiBi" : "", w->sinks ? ", sinks" : "", seq,
+            w->n_keys[seq], w->n_queries[seq], i, head, error);
 }
 
 static inline void check_all(const world *w, const result *r) {
@@ -416,11 +594,54 @@ static inline void check_some(const world *w, const result *r, int32_t n, uint64
     }
 }
 
+/* ---- the same bits ---- */
+
+static inline void must_equal(const world *w, const result *want, result *got, const char *what) {
+    if (!result_equal(w, want, got))
+        test_fail(__FILE__, __LINE__,
+                  "bits differ: %s; %s, layout %d, heads %d/%d, head_dim %d/%d, block %d, window %d, softcap "
+                  "%g%s%s",
+                  what, type_name(w->s.type), w->s.layout, w->s.n_heads, w->s.n_kv_heads, w->s.dk, w->s.dv,
+                  w->s.block_size, w->s.window, (double)w->s.softcap, w->alibi ? ", ALiBi" : "",
+                  w->sinks ? ", sinks" : "");
+    result_free(got);
+}
+
+/* Every sequence by itself, in chunks; in a random order, so that chunks of other sequences lie between. */
+static inline result run_chunked(const world *w, const place *p, int32_t chunk) {
+    paged_attn *attn = attn_make(w, p, 2);
+    result r = result_make(w);
+    for (int32_t begin = 0, more = 1; more; begin += chunk) {
+        piece pieces[SEQS_MAX];
+        int32_t n = 0;
+        for (int32_t seq = 0; seq < w->n_seqs; seq++)
+            if (begin < w->n_queries[seq])
+                pieces[n++] = (piece){seq, begin, PAGED_MIN(begin + chunk, w->n_queries[seq])};
+        more = n > 0;
+        if (more) run_pieces(w, p, attn, pieces, n, 2, &r);
+    }
+    paged_attn_free(attn);
+    return r;
+}
+
+static inline result run_alone(const world *w, const place *p) {
+    paged_attn *attn = attn_make(w, p, 1);
+    result r = result_make(w);
+    for (int32_t seq = w->n_seqs - 1; seq >= 0; seq--) {
+        piece one = {seq, 0, w->n_queries[seq]};
+        run_pieces(w, p, attn, &one, 1, 1, &r);
+    }
+    paged_attn_free(attn);
+    return r;
+}
+
 /* ---- instruction sets ---- */
 
-static const uint32_t isa_flags[] = {0, PAGED_CPU_AVX2, PAGED_CPU_AVX2 | PAGED_CPU_AVX512};
-static const char *const isa_names[] = {"ref", "avx2", "avx512"};
-enum { N_ISAS = 3 };
+static const uint32_t isa_flags[] = {0, PAGED_CPU_AVX2, PAGED_CPU_AVX2 | PAGED_CPU_AVX512,
+                                     PAGED_CPU_AVX2 | PAGED_CPU_AVX512 | PAGED_CPU_AVX512_VNNI |
+                                         PAGED_CPU_AVX512_BF16};
+static const char *const isa_names[] = {"ref", "avx2", "avx512", "avx512_bf16"};
+enum { N_ISAS = 4 };
 
 /* From now on kernels of this set are chosen; false where the machine lacks it. */
 static inline bool isa_use(int32_t isa) {

@@ -9,6 +9,9 @@
 #include <immintrin.h>
 
 #include "ops/ops.h"
+#include "ops/scores.h"
+
+enum { ROWS = 6 };
 
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
@@ -78,17 +81,20 @@ INLINE void prefetch_v(const void *tile, int64_t t, int64_t d, int64_t head_dim,
     _mm_prefetch((const char *)tile + element, _MM_HINT_T0);
 }
 
-INLINE void qk_rows(float *s, const float *q, int64_t q_stride, const void *tile, const void *next,
-                    int32_t head_dim, const int n_rows, const paged_type type) {
-    __m256 acc[PAGED__ROWS][2];
+INLINE void qk_rows(const paged__step *step, int32_t first_row, int32_t tile, const int n_rows,
+                    const paged_type type) {
+    const void *at = step->k.at[tile], *next = step->k.next[tile];
+    const uint8_t *q = step->q + first_row * step->q_stride;
+    float *s = step->s + first_row * PAGED_ATTN_STEP + tile * PAGED_TILE;
+    __m256 acc[ROWS][2];
     UNROLL for (int r = 0; r < n_rows; r++) {
         UNROLL for (int j = 0; j < 2; j++) acc[r][j] = _mm256_setzero_ps();
     }
-    for (int64_t d = 0; d < head_dim; d++) {
-        __m256 k[2] = {load_k(tile, d, 0, type), load_k(tile, d, 1, type)};
+    for (int64_t d = 0; d < step->head_dim_k; d++) {
+        __m256 k[2] = {load_k(at, d, 0, type), load_k(at, d, 1, type)};
         prefetch_k(next, d, type);
         UNROLL for (int r = 0; r < n_rows; r++) {
-            __m256 qd = _mm256_broadcast_ss(q + r * q_stride + d);
+            __m256 qd = _mm256_broadcast_ss((const float *)(const void *)(q + r * step->q_stride) + d);
             UNROLL for (int j = 0; j < 2; j++) acc[r][j] = _mm256_fmadd_ps(qd, k[j], acc[r][j]);
         }
     }
@@ -97,40 +103,48 @@ INLINE void qk_rows(float *s, const float *q, int64_t q_stride, const void *tile
     }
 }
 
-INLINE void qk(float *s, const float *q, int64_t q_stride, int32_t n_rows, const paged__tiles *tiles,
-               int32_t head_dim, const paged_type type) {
-    for (int32_t j = 0; j < PAGED__STEP_TILES; j++, s += PAGED_TILE) switch (n_rows) {
-        case 1:
-            qk_rows(s, q, q_stride, tiles->at[j], tiles->next[j], head_dim, 1, type);
-            break;
-        case 2:
-            qk_rows(s, q, q_stride, tiles->at[j], tiles->next[j], head_dim, 2, type);
-            break;
-        case 3:
-            qk_rows(s, q, q_stride, tiles->at[j], tiles->next[j], head_dim, 3, type);
-            break;
-        case 4:
-            qk_rows(s, q, q_stride, tiles->at[j], tiles->next[j], head_dim, 4, type);
-            break;
-        case 5:
-            qk_rows(s, q, q_stride, tiles->at[j], tiles->next[j], head_dim, 5, type);
-            break;
-        default:
-            qk_rows(s, q, q_stride, tiles->at[j], tiles->next[j], head_dim, 6, type);
-            break;
-        }
+INLINE void qk_block(const paged__step *step, int32_t r, int32_t n, int32_t tile, const paged_type type) {
+    switch (n) {
+    case 1:
+        qk_rows(step, r, tile, 1, type);
+        break;
+    case 2:
+        qk_rows(step, r, tile, 2, type);
+        break;
+    case 3:
+        qk_rows(step, r, tile, 3, type);
+        break;
+    case 4:
+        qk_rows(step, r, tile, 4, type);
+        break;
+    case 5:
+        qk_rows(step, r, tile, 5, type);
+        break;
+    default:
+        qk_rows(step, r, tile, 6, type);
+        break;
+    }
+}
+
+INLINE void qk(const paged__step *step, const paged_type type) {
+    for (int32_t r = 0, n; r < step->n_rows; r += n) {
+        n = paged__next_rows(step->n_rows - r, ROWS);
+        for (int32_t tile = 0; tile < PAGED__STEP_TILES; tile++) qk_block(step, r, n, tile, type);
+    }
 }
 
 /* n_vecs vectors of 8 elements from d on. */
-INLINE void pv_rows(float *o, int64_t o_stride, const float *p, const paged__tiles *tiles, int32_t t0,
-                    int32_t t1, int64_t d, int64_t head_dim, const int n_rows, const int n_vecs,
-                    const bool tail, const paged_type type) {
-    __m256 acc[PAGED__ROWS][2];
+INLINE void pv_rows(const paged__step *step, int32_t first_row, int32_t t0, int32_t t1, int64_t d,
+                    const int n_rows, const int n_vecs, const bool tail, const paged_type type) {
+    int64_t head_dim = step->head_dim_v;
+    float *o = step->o + first_row * step->o_stride + d;
+    const uint8_t *p = step->p + first_row * step->p_stride;
+    __m256 acc[ROWS][2];
     UNROLL for (int r = 0; r < n_rows; r++) {
-        UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = _mm256_loadu_ps(o + r * o_stride + d + j * 8);
+        UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = _mm256_loadu_ps(o + r * step->o_stride + j * 8);
     }
     for (int64_t t = t0; t < t1;) {
-        const void *tile = tiles->at[t / PAGED_TILE], *next = tiles->next[t / PAGED_TILE];
+        const void *tile = step->v.at[t / PAGED_TILE], *next = step->v.next[t / PAGED_TILE];
         int64_t end = PAGED_MIN((t / PAGED_TILE + 1) * PAGED_TILE, (int64_t)t1);
         for (; t < end; t++) {
             __m256 v[2];
@@ -139,46 +153,44 @@ INLINE void pv_rows(float *o, int64_t o_stride, const float *p, const paged__til
                 tail ? load_v_tail(tile, t % PAGED_TILE, d, head_dim, type)
                      : load_v(tile, t % PAGED_TILE, d + j * 8, head_dim, type);
             UNROLL for (int r = 0; r < n_rows; r++) {
-                __m256 weight = _mm256_broadcast_ss(p + r * PAGED_ATTN_STEP + t);
+                __m256 weight =
+                    _mm256_broadcast_ss((const float *)(const void *)(p + r * step->p_stride) + t);
                 UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = _mm256_fmadd_ps(weight, v[j], acc[r][j]);
             }
         }
     }
     UNROLL for (int r = 0; r < n_rows; r++) {
-        UNROLL for (int j = 0; j < n_vecs; j++) _mm256_storeu_ps(o + r * o_stride + d + j * 8, acc[r][j]);
+        UNROLL for (int j = 0; j < n_vecs; j++) _mm256_storeu_ps(o + r * step->o_stride + j * 8, acc[r][j]);
     }
 }
 
-INLINE void pv_dims(float *o, int64_t o_stride, const float *p, const paged__tiles *tiles, int32_t t0,
-                    int32_t t1, int32_t head_dim, const int n_rows, const paged_type type) {
-    int32_t d = 0;
-    for (; d + 16 <= head_dim; d += 16)
-        pv_rows(o, o_stride, p, tiles, t0, t1, d, head_dim, n_rows, 2, false, type);
-    for (; d + 8 <= head_dim; d += 8)
-        pv_rows(o, o_stride, p, tiles, t0, t1, d, head_dim, n_rows, 1, false, type);
-    if (d < head_dim) pv_rows(o, o_stride, p, tiles, t0, t1, d, head_dim, n_rows, 1, true, type);
+INLINE void pv_dims(const paged__step *step, int32_t r, int32_t t0, int32_t t1, const int n_rows,
+                    const paged_type type) {
+    int32_t d = 0, dv = step->head_dim_v;
+    for (; d + 16 <= dv; d += 16) pv_rows(step, r, t0, t1, d, n_rows, 2, false, type);
+    for (; d + 8 <= dv; d += 8) pv_rows(step, r, t0, t1, d, n_rows, 1, false, type);
+    if (d < dv) pv_rows(step, r, t0, t1, d, n_rows, 1, true, type);
 }
 
-INLINE void pv(float *o, int64_t o_stride, const float *p, int32_t n_rows, const paged__tiles *tiles,
-               int32_t t0, int32_t t1, int32_t head_dim, const paged_type type) {
-    switch (n_rows) {
+INLINE void pv(const paged__step *step, int32_t r, int32_t n, int32_t t0, int32_t t1, const paged_type type) {
+    switch (n) {
     case 1:
-        pv_dims(o, o_stride, p, tiles, t0, t1, head_dim, 1, type);
+        pv_dims(step, r, t0, t1, 1, type);
         break;
     case 2:
-        pv_dims(o, o_stride, p, tiles, t0, t1, head_dim, 2, type);
+        pv_dims(step, r, t0, t1, 2, type);
         break;
     case 3:
-        pv_dims(o, o_stride, p, tiles, t0, t1, head_dim, 3, type);
+        pv_dims(step, r, t0, t1, 3, type);
         break;
     case 4:
-        pv_dims(o, o_stride, p, tiles, t0, t1, head_dim, 4, type);
+        pv_dims(step, r, t0, t1, 4, type);
         break;
     case 5:
-        pv_dims(o, o_stride, p, tiles, t0, t1, head_dim, 5, type);
+        pv_dims(step, r, t0, t1, 5, type);
         break;
     default:
-        pv_dims(o, o_stride, p, tiles, t0, t1, head_dim, 6, type);
+        pv_dims(step, r, t0, t1, 6, type);
         break;
     }
 }
@@ -216,11 +228,17 @@ static __attribute__((noinline)) void rescale(float s_max, float *m, float *l, f
     *m = s_max;
 }
 
-static void softmax(float *s, int32_t n_valid, float *m, float *l, float *o, int32_t n) {
+/* Tokens t … t + 7 that the row sees. */
+INLINE __m256i seen_from(paged__range seen, int32_t t) {
+    return _mm256_andnot_si256(lanes_below(seen.first - t), lanes_below(seen.end - t));
+}
+
+static void softmax_row(float *p, const float *s, paged__range seen, float *l, float *o, int32_t n) {
     /* Not -inf, so that a row whose scores are all -inf has weights of zero and not NaN. */
     __m256 lowest = _mm256_set1_ps(-FLT_MAX), v_max = lowest;
+    float *m = o + n;
     for (int32_t t = 0; t < PAGED_ATTN_STEP; t += 8) {
-        __m256 valid = _mm256_castsi256_ps(lanes_below(n_valid - t));
+        __m256 valid = _mm256_castsi256_ps(seen_from(seen, t));
         v_max = _mm256_max_ps(v_max, _mm256_blendv_ps(lowest, _mm256_loadu_ps(s + t), valid));
     }
     float s_max = reduce_max(v_max);
@@ -228,12 +246,19 @@ static void softmax(float *s, int32_t n_valid, float *m, float *l, float *o, int
     __m256 v_m = _mm256_set1_ps(*m), sum[2] = {_mm256_loadu_ps(l), _mm256_loadu_ps(l + 8)};
     for (int32_t t = 0; t < PAGED_ATTN_STEP; t += 16) UNROLL for (int j = 0; j < 2; j++) {
             __m256 x = _mm256_sub_ps(_mm256_loadu_ps(s + t + j * 8), v_m);
-            x = exp2_ps(x, lanes_below(n_valid - t - j * 8));
+            x = exp2_ps(x, seen_from(seen, t + j * 8));
             sum[j] = _mm256_add_ps(sum[j], x);
-            _mm256_storeu_ps(s + t + j * 8, x);
+            _mm256_storeu_ps(p + t + j * 8, x);
         }
     _mm256_storeu_ps(l, sum[0]);
     _mm256_storeu_ps(l + 8, sum[1]);
+}
+
+static void softmax(const paged__step *step) {
+    for (int32_t r = 0; r < step->n_rows; r++)
+        softmax_row((float *)(void *)(step->p + r * step->p_stride), step->s + r * PAGED_ATTN_STEP,
+                    step->seen[r], step->l + r * PAGED__L_LANES, step->o + r * step->o_stride,
+                    step->o_floats);
 }
 
 static void merge(float *acc, float a, const float *part, float b, int32_t n) {
@@ -281,6 +306,7 @@ static void to_f32_f32(float *dst, const void *src, int64_t n) {
     memcpy(dst, src, (size_t)n * sizeof(float));
 }
 
+/* Pairs [n_pairs][width][2] -> [2 * n_pairs][width]. */
 static void unpack_bf16(float *dst, const void *src, int32_t n_pairs, int32_t width) {
     const uint8_t *bytes = src;
     for (int64_t p = 0; p < n_pairs; p++, bytes += width * 4, dst += 2 * width) {
@@ -297,6 +323,18 @@ static void unpack_bf16(float *dst, const void *src, int32_t n_pairs, int32_t wi
             dst[width + i] = paged__bf16_to_f32(h[1]);
         }
     }
+}
+
+static void widen_k_f16(float *tile, const void *src, int32_t head_dim) {
+    to_f32_f16(tile, src, (int64_t)head_dim * PAGED_TILE);
+}
+
+static void widen_k_bf16(float *tile, const void *src, int32_t head_dim) {
+    unpack_bf16(tile, src, (head_dim + 1) / 2, PAGED_TILE);
+}
+
+static void widen_v_bf16(float *tile, const void *src, int32_t head_dim) {
+    unpack_bf16(tile, src, PAGED_TILE / 2, head_dim);
 }
 
 /* 8 floats limited to ±limit; NaN stays (the second operand of min and max wins). */
@@ -352,27 +390,36 @@ static int64_t from_f32_f32(void *dst, const float *src, int64_t n) {
 }
 
 #define OF_TYPE(name, type)                                                                                  \
-    static void qk_##name(float *s, const float *q, int64_t q_stride, int32_t n_rows,                        \
-                          const paged__tiles *tiles, int32_t head_dim) {                                     \
-        qk(s, q, q_stride, n_rows, tiles, head_dim, type);                                                   \
+    static void qk_##name(const paged__step *step) {                                                         \
+        qk(step, type);                                                                                      \
     }                                                                                                        \
-    static void pv_##name(float *o, int64_t o_stride, const float *p, int32_t n_rows,                        \
-                          const paged__tiles *tiles, int32_t t0, int32_t t1, int32_t head_dim) {             \
-        pv(o, o_stride, p, n_rows, tiles, t0, t1, head_dim, type);                                           \
+    static void pv_block_##name(const paged__step *step, int32_t r, int32_t n, int32_t t0, int32_t t1) {     \
+        pv(step, r, n, t0, t1, type);                                                                        \
+    }                                                                                                        \
+    static void pv_##name(const paged__step *step) {                                                         \
+        paged__pv_by_blocks(step, ROWS, pv_block_##name);                                                    \
     }
 
 OF_TYPE(f16, PAGED_TYPE_F16)
 OF_TYPE(f32, PAGED_TYPE_F32)
 OF_TYPE(bf16, PAGED_TYPE_BF16)
 
+#define ENTRY(name)                                                                                          \
+    .q_bytes = paged__q_bytes_f32, .p_bytes = PAGED_ATTN_STEP * 4, .load_q = paged__load_q_f32,              \
+    .qk = qk_##name, .softmax = softmax, .pv = pv_##name, .pack_k = paged__pack_k_##name,                    \
+    .pack_v = paged__pack_v_##name, .to_f32 = to_f32_##name, .from_f32 = from_f32_##name
+
+const paged__type_kernels paged__avx2_f16 = {ENTRY(f16), .widen_k = widen_k_f16, .widen_v = widen_k_f16};
+const paged__type_kernels paged__avx2_f32 = {ENTRY(f32)};
+const paged__type_kernels paged__avx2_bf16 = {ENTRY(bf16), .widen_k = widen_k_bf16, .widen_v = widen_v_bf16};
+
 const paged__kernels paged__kernels_avx2 = {
     .name = "avx2",
-    .qk = {qk_f16, qk_f32, qk_bf16},
-    .softmax = softmax,
-    .pv = {pv_f16, pv_f32, pv_bf16},
+    .of = {[PAGED_TYPE_F16] = &paged__avx2_f16,
+           [PAGED_TYPE_F32] = &paged__avx2_f32,
+           [PAGED_TYPE_BF16] = &paged__avx2_bf16},
     .merge = merge,
     .divide = divide,
-    .to_f32 = {to_f32_f16, to_f32_f32, to_f32_bf16},
-    .unpack_bf16 = unpack_bf16,
-    .from_f32 = {from_f32_f16, from_f32_f32, from_f32_bf16},
+    .softcap = paged__softcap,
+    .alibi = paged__alibi,
 };

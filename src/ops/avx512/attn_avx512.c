@@ -12,6 +12,9 @@
 #include <immintrin.h>
 
 #include "ops/ops.h"
+#include "ops/scores.h"
+
+enum { ROWS = 6 };
 
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
@@ -57,63 +60,68 @@ INLINE __m512 load_v(const void *tile, int64_t t, int64_t d, int64_t head_dim, _
     return _mm512_castsi512_ps(_mm512_and_si512(top, _mm512_set1_epi32((int)0xffff0000u)));
 }
 
-INLINE void qk_rows(float *s, const float *q, int64_t q_stride, const paged__tiles *tiles, int32_t head_dim,
-                    const int n_rows, const paged_type type) {
-    __m512 acc[PAGED__ROWS][4];
+INLINE void qk_rows(const paged__step *step, int32_t first_row, const int n_rows, const paged_type type) {
+    __m512 acc[ROWS][4];
     UNROLL for (int r = 0; r < n_rows; r++) {
         UNROLL for (int j = 0; j < 4; j++) acc[r][j] = _mm512_setzero_ps();
     }
-    const void *const *at = tiles->at, *const *next = tiles->next;
-    for (int64_t d = 0; d < head_dim; d++) {
+    const uint8_t *q = step->q + first_row * step->q_stride;
+    const void *const *at = step->k.at, *const *next = step->k.next;
+    for (int64_t d = 0; d < step->head_dim_k; d++) {
         __m512 k[4];
         UNROLL for (int j = 0; j < 4; j++) {
             k[j] = load_k(at[j], d, type);
             prefetch_k(next[j], d, type);
         }
         UNROLL for (int r = 0; r < n_rows; r++) {
-            __m512 qd = _mm512_set1_ps(q[r * q_stride + d]);
+            __m512 qd = _mm512_set1_ps(((const float *)(const void *)(q + r * step->q_stride))[d]);
             UNROLL for (int j = 0; j < 4; j++) acc[r][j] = _mm512_fmadd_ps(qd, k[j], acc[r][j]);
         }
     }
+    float *s = step->s + first_row * PAGED_ATTN_STEP;
     UNROLL for (int r = 0; r < n_rows; r++) {
         UNROLL for (int j = 0; j < 4; j++) _mm512_storeu_ps(s + r * PAGED_ATTN_STEP + j * 16, acc[r][j]);
     }
 }
 
-INLINE void qk(float *s, const float *q, int64_t q_stride, int32_t n_rows, const paged__tiles *tiles,
-               int32_t head_dim, const paged_type type) {
-    switch (n_rows) {
-    case 1:
-        qk_rows(s, q, q_stride, tiles, head_dim, 1, type);
-        break;
-    case 2:
-        qk_rows(s, q, q_stride, tiles, head_dim, 2, type);
-        break;
-    case 3:
-        qk_rows(s, q, q_stride, tiles, head_dim, 3, type);
-        break;
-    case 4:
-        qk_rows(s, q, q_stride, tiles, head_dim, 4, type);
-        break;
-    case 5:
-        qk_rows(s, q, q_stride, tiles, head_dim, 5, type);
-        break;
-    default:
-        qk_rows(s, q, q_stride, tiles, head_dim, 6, type);
-        break;
+INLINE void qk(const paged__step *step, const paged_type type) {
+    for (int32_t r = 0, n; r < step->n_rows; r += n) {
+        n = paged__next_rows(step->n_rows - r, ROWS);
+        switch (n) {
+        case 1:
+            qk_rows(step, r, 1, type);
+            break;
+        case 2:
+            qk_rows(step, r, 2, type);
+            break;
+        case 3:
+            qk_rows(step, r, 3, type);
+            break;
+        case 4:
+            qk_rows(step, r, 4, type);
+            break;
+        case 5:
+            qk_rows(step, r, 5, type);
+            break;
+        default:
+            qk_rows(step, r, 6, type);
+            break;
+        }
     }
 }
 
 /* n_vecs vectors of 16 elements from d on; `mask` is for the last of them. */
-INLINE void pv_rows(float *o, int64_t o_stride, const float *p, const paged__tiles *tiles, int32_t t0,
-                    int32_t t1, int64_t d, int64_t head_dim, __mmask16 mask, const int n_rows,
-                    const int n_vecs, const paged_type type) {
-    __m512 acc[PAGED__ROWS][4];
+INLINE void pv_rows(const paged__step *step, int32_t first_row, int32_t t0, int32_t t1, int64_t d,
+                    __mmask16 mask, const int n_rows, const int n_vecs, const paged_type type) {
+    int64_t head_dim = step->head_dim_v;
+    float *o = step->o + first_row * step->o_stride + d;
+    const uint8_t *p = step->p + first_row * step->p_stride;
+    __m512 acc[ROWS][4];
     UNROLL for (int r = 0; r < n_rows; r++) {
-        UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = _mm512_loadu_ps(o + r * o_stride + d + j * 16);
+        UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = _mm512_loadu_ps(o + r * step->o_stride + j * 16);
     }
     for (int64_t t = t0; t < t1;) {
-        const void *tile = tiles->at[t / PAGED_TILE], *next = tiles->next[t / PAGED_TILE];
+        const void *tile = step->v.at[t / PAGED_TILE], *next = step->v.next[t / PAGED_TILE];
         int64_t end = PAGED_MIN((t / PAGED_TILE + 1) * PAGED_TILE, (int64_t)t1);
         for (; t < end; t++) {
             __m512 v[4];
@@ -124,50 +132,44 @@ INLINE void pv_rows(float *o, int64_t o_stride, const float *p, const paged__til
                     prefetch_v(next, t % PAGED_TILE, d + j * 16, head_dim, type);
             }
             UNROLL for (int r = 0; r < n_rows; r++) {
-                __m512 weight = _mm512_set1_ps(p[r * PAGED_ATTN_STEP + t]);
+                __m512 weight = _mm512_set1_ps(((const float *)(const void *)(p + r * step->p_stride))[t]);
                 UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = _mm512_fmadd_ps(weight, v[j], acc[r][j]);
             }
         }
     }
     UNROLL for (int r = 0; r < n_rows; r++) {
-        UNROLL for (int j = 0; j < n_vecs; j++) _mm512_storeu_ps(o + r * o_stride + d + j * 16, acc[r][j]);
+        UNROLL for (int j = 0; j < n_vecs; j++) _mm512_storeu_ps(o + r * step->o_stride + j * 16, acc[r][j]);
     }
 }
 
-INLINE void pv_dims(float *o, int64_t o_stride, const float *p, const paged__tiles *tiles, int32_t t0,
-                    int32_t t1, int32_t head_dim, const int n_rows, const paged_type type) {
-    int32_t d = 0;
-    for (; d + 64 <= head_dim; d += 64)
-        pv_rows(o, o_stride, p, tiles, t0, t1, d, head_dim, 0xffff, n_rows, 4, type);
-    for (; d + 32 <= head_dim; d += 32)
-        pv_rows(o, o_stride, p, tiles, t0, t1, d, head_dim, 0xffff, n_rows, 2, type);
-    for (; d < head_dim; d += 16) {
-        int32_t n = PAGED_MIN(head_dim - d, 16);
-        pv_rows(o, o_stride, p, tiles, t0, t1, d, head_dim, (__mmask16)(0xffffu >> (16 - n)), n_rows, 1,
-                type);
-    }
+INLINE void pv_dims(const paged__step *step, int32_t r, int32_t t0, int32_t t1, const int n_rows,
+                    const paged_type type) {
+    int32_t d = 0, dv = step->head_dim_v;
+    for (; d + 64 <= dv; d += 64) pv_rows(step, r, t0, t1, d, 0xffff, n_rows, 4, type);
+    for (; d + 32 <= dv; d += 32) pv_rows(step, r, t0, t1, d, 0xffff, n_rows, 2, type);
+    for (; d < dv; d += 16)
+        pv_rows(step, r, t0, t1, d, (__mmask16)(0xffffu >> (16 - PAGED_MIN(dv - d, 16))), n_rows, 1, type);
 }
 
-INLINE void pv(float *o, int64_t o_stride, const float *p, int32_t n_rows, const paged__tiles *tiles,
-               int32_t t0, int32_t t1, int32_t head_dim, const paged_type type) {
-    switch (n_rows) {
+INLINE void pv(const paged__step *step, int32_t r, int32_t n, int32_t t0, int32_t t1, const paged_type type) {
+    switch (n) {
     case 1:
-        pv_dims(o, o_stride, p, tiles, t0, t1, head_dim, 1, type);
+        pv_dims(step, r, t0, t1, 1, type);
         break;
     case 2:
-        pv_dims(o, o_stride, p, tiles, t0, t1, head_dim, 2, type);
+        pv_dims(step, r, t0, t1, 2, type);
         break;
     case 3:
-        pv_dims(o, o_stride, p, tiles, t0, t1, head_dim, 3, type);
+        pv_dims(step, r, t0, t1, 3, type);
         break;
     case 4:
-        pv_dims(o, o_stride, p, tiles, t0, t1, head_dim, 4, type);
+        pv_dims(step, r, t0, t1, 4, type);
         break;
     case 5:
-        pv_dims(o, o_stride, p, tiles, t0, t1, head_dim, 5, type);
+        pv_dims(step, r, t0, t1, 5, type);
         break;
     default:
-        pv_dims(o, o_stride, p, tiles, t0, t1, head_dim, 6, type);
+        pv_dims(step, r, t0, t1, 6, type);
         break;
     }
 }
@@ -196,26 +198,34 @@ static __attribute__((noinline)) void rescale(float s_max, float *m, float *l, f
     *m = s_max;
 }
 
-static void softmax(float *s, int32_t n_valid, float *m, float *l, float *o, int32_t n) {
-    uint64_t valid = ~(uint64_t)0 >> (PAGED_ATTN_STEP - n_valid);
+INLINE void softmax_row(float *p, const float *s, paged__range seen, float *l, float *o, int32_t n) {
+    uint64_t mask = ~(uint64_t)0 >> (PAGED_ATTN_STEP - seen.end) & ~(uint64_t)0 << seen.first;
+    float *m = o + n;
     /* Not -inf, so that a row whose scores are all -inf has weights of zero and not NaN. */
     __m512 v_max = _mm512_set1_ps(-FLT_MAX), x[4];
     UNROLL for (int j = 0; j < 4; j++) {
         x[j] = _mm512_loadu_ps(s + j * 16);
-        v_max = _mm512_mask_max_ps(v_max, (__mmask16)(valid >> (j * 16)), v_max, x[j]);
+        v_max = _mm512_mask_max_ps(v_max, (__mmask16)(mask >> (j * 16)), v_max, x[j]);
     }
-    float s_max = _mm512_reduce_max_ps(v_max);
-    if (s_max > *m + PAGED__RESCALE) rescale(s_max, m, l, o, n);
+    if (_mm512_cmp_ps_mask(v_max, _mm512_set1_ps(*m + PAGED__RESCALE), _CMP_GT_OQ))
+        rescale(_mm512_reduce_max_ps(v_max), m, l, o, n);
     __m512 v_m = _mm512_set1_ps(*m), sum = _mm512_loadu_ps(l);
     UNROLL for (int j = 0; j < 4; j++) {
-        x[j] = exp2_ps(_mm512_sub_ps(x[j], v_m), (__mmask16)(valid >> (j * 16)));
+        x[j] = exp2_ps(_mm512_sub_ps(x[j], v_m), (__mmask16)(mask >> (j * 16)));
         sum = _mm512_add_ps(sum, x[j]);
-        _mm512_storeu_ps(s + j * 16, x[j]);
+        _mm512_storeu_ps(p + j * 16, x[j]);
     }
     _mm512_storeu_ps(l, sum);
 }
 
-static void merge(float *acc, float a, const float *part, float b, int32_t n) {
+static void softmax(const paged__step *step) {
+    for (int32_t r = 0; r < step->n_rows; r++)
+        softmax_row((float *)(void *)(step->p + r * step->p_stride), step->s + r * PAGED_ATTN_STEP,
+                    step->seen[r], step->l + r * PAGED__L_LANES, step->o + r * step->o_stride,
+                    step->o_floats);
+}
+
+void paged__merge_avx512(float *acc, float a, const float *part, float b, int32_t n) {
     __m512 va = _mm512_set1_ps(a), vb = _mm512_set1_ps(b);
     for (int32_t d = 0; d < n; d += 16) {
         __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(acc + d), va);
@@ -223,7 +233,7 @@ static void merge(float *acc, float a, const float *part, float b, int32_t n) {
     }
 }
 
-static void divide(float *out, const float *o, float l, int32_t n) {
+void paged__divide_avx512(float *out, const float *o, float l, int32_t n) {
     __m512 vl = _mm512_set1_ps(l);
     for (int32_t d = 0; d < n; d += 16) {
         __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(n - d, 16)));
@@ -232,7 +242,7 @@ static void divide(float *out, const float *o, float l, int32_t n) {
     }
 }
 
-static void to_f32_f16(float *dst, const void *src, int64_t n) {
+static void paged__to_f32_f16_avx512(float *dst, const void *src, int64_t n) {
     const uint8_t *bytes = src;
     for (int64_t i = 0; i < n; i += 16) {
         __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(n - i, 16)));
@@ -240,7 +250,7 @@ static void to_f32_f16(float *dst, const void *src, int64_t n) {
     }
 }
 
-static void to_f32_bf16(float *dst, const void *src, int64_t n) {
+void paged__to_f32_bf16_avx512(float *dst, const void *src, int64_t n) {
     const uint8_t *bytes = src;
     for (int64_t i = 0; i < n; i += 16) {
         __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(n - i, 16)));
@@ -249,10 +259,11 @@ static void to_f32_bf16(float *dst, const void *src, int64_t n) {
     }
 }
 
-static void to_f32_f32(float *dst, const void *src, int64_t n) {
+static void paged__to_f32_f32_avx512(float *dst, const void *src, int64_t n) {
     memcpy(dst, src, (size_t)n * sizeof(float));
 }
 
+/* Pairs [n_pairs][width][2] -> [2 * n_pairs][width]. */
 static void unpack_bf16(float *dst, const void *src, int32_t n_pairs, int32_t width) {
     const uint8_t *bytes = src;
     __m512i top = _mm512_set1_epi32((int)0xffff0000u);
@@ -265,6 +276,18 @@ static void unpack_bf16(float *dst, const void *src, int32_t n_pairs, int32_t wi
         }
 }
 
+static void widen_k_f16(float *tile, const void *src, int32_t head_dim) {
+    paged__to_f32_f16_avx512(tile, src, (int64_t)head_dim * PAGED_TILE);
+}
+
+static void widen_k_bf16(float *tile, const void *src, int32_t head_dim) {
+    unpack_bf16(tile, src, (head_dim + 1) / 2, PAGED_TILE);
+}
+
+static void widen_v_bf16(float *tile, const void *src, int32_t head_dim) {
+    unpack_bf16(tile, src, PAGED_TILE / 2, head_dim);
+}
+
 /* The 16 floats (fewer under the mask) from src on, limited to ±limit; NaN stays (the second operand of
  * min and max wins). */
 INLINE __m512 load_limited(const float *src, __mmask16 mask, float limit, int64_t *n_nan) {
@@ -273,7 +296,7 @@ INLINE __m512 load_limited(const float *src, __mmask16 mask, float limit, int64_
     return _mm512_max_ps(_mm512_set1_ps(-limit), _mm512_min_ps(_mm512_set1_ps(limit), x));
 }
 
-static int64_t from_f32_f16(void *dst, const float *src, int64_t n) {
+static int64_t paged__from_f32_f16_avx512(void *dst, const float *src, int64_t n) {
     int64_t n_nan = 0;
     for (int64_t i = 0; i < n; i += 16) {
         __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(n - i, 16)));
@@ -283,7 +306,7 @@ static int64_t from_f32_f16(void *dst, const float *src, int64_t n) {
     return n_nan;
 }
 
-static int64_t from_f32_bf16(void *dst, const float *src, int64_t n) {
+int64_t paged__from_f32_bf16_avx512(void *dst, const float *src, int64_t n) {
     int64_t n_nan = 0;
     for (int64_t i = 0; i < n; i += 16) {
         __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(n - i, 16)));
@@ -299,7 +322,7 @@ static int64_t from_f32_bf16(void *dst, const float *src, int64_t n) {
     return n_nan;
 }
 
-static int64_t from_f32_f32(void *dst, const float *src, int64_t n) {
+static int64_t paged__from_f32_f32_avx512(void *dst, const float *src, int64_t n) {
     int64_t n_nan = 0;
     memcpy(dst, src, (size_t)n * sizeof(float));
     for (int64_t i = 0; i < n; i++) n_nan += src[i] != src[i];
@@ -307,27 +330,38 @@ static int64_t from_f32_f32(void *dst, const float *src, int64_t n) {
 }
 
 #define OF_TYPE(name, type)                                                                                  \
-    static void qk_##name(float *s, const float *q, int64_t q_stride, int32_t n_rows,                        \
-                          const paged__tiles *tiles, int32_t head_dim) {                                     \
-        qk(s, q, q_stride, n_rows, tiles, head_dim, type);                                                   \
+    static void qk_##name(const paged__step *step) {                                                         \
+        qk(step, type);                                                                                      \
     }                                                                                                        \
-    static void pv_##name(float *o, int64_t o_stride, const float *p, int32_t n_rows,                        \
-                          const paged__tiles *tiles, int32_t t0, int32_t t1, int32_t head_dim) {             \
-        pv(o, o_stride, p, n_rows, tiles, t0, t1, head_dim, type);                                           \
+    static void pv_block_##name(const paged__step *step, int32_t r, int32_t n, int32_t t0, int32_t t1) {     \
+        pv(step, r, n, t0, t1, type);                                                                        \
+    }                                                                                                        \
+    static void pv_##name(const paged__step *step) {                                                         \
+        paged__pv_by_blocks(step, ROWS, pv_block_##name);                                                    \
     }
 
 OF_TYPE(f16, PAGED_TYPE_F16)
 OF_TYPE(f32, PAGED_TYPE_F32)
 OF_TYPE(bf16, PAGED_TYPE_BF16)
 
+#define ENTRY(name)                                                                                          \
+    .q_bytes = paged__q_bytes_f32, .p_bytes = PAGED_ATTN_STEP * 4, .load_q = paged__load_q_f32,              \
+    .qk = qk_##name, .softmax = softmax, .pv = pv_##name, .pack_k = paged__pack_k_##name,                    \
+    .pack_v = paged__pack_v_##name, .to_f32 = paged__to_f32_##name##_avx512,                                 \
+    .from_f32 = paged__from_f32_##name##_avx512
+
+const paged__type_kernels paged__avx512_f16 = {ENTRY(f16), .widen_k = widen_k_f16, .widen_v = widen_k_f16};
+const paged__type_kernels paged__avx512_f32 = {ENTRY(f32)};
+const paged__type_kernels paged__avx512_bf16 = {ENTRY(bf16), .widen_k = widen_k_bf16,
+                                                .widen_v = widen_v_bf16};
+
 const paged__kernels paged__kernels_avx512 = {
     .name = "avx512",
-    .qk = {qk_f16, qk_f32, qk_bf16},
-    .softmax = softmax,
-    .pv = {pv_f16, pv_f32, pv_bf16},
-    .merge = merge,
-    .divide = divide,
-    .to_f32 = {to_f32_f16, to_f32_f32, to_f32_bf16},
-    .unpack_bf16 = unpack_bf16,
-    .from_f32 = {from_f32_f16, from_f32_f32, from_f32_bf16},
+    .of = {[PAGED_TYPE_F16] = &paged__avx512_f16,
+           [PAGED_TYPE_F32] = &paged__avx512_f32,
+           [PAGED_TYPE_BF16] = &paged__avx512_bf16},
+    .merge = paged__merge_avx512,
+    .divide = paged__divide_avx512,
+    .softcap = paged__softcap,
+    .alibi = paged__alibi,
 };

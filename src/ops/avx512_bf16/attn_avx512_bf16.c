@@ -1,0 +1,349 @@
+/* attn_avx512_bf16.c: the kernels of ops.h for bf16 with AVX-512 BF16, whose VDPBF16PS adds the products of
+ * two pairs of bf16 to a float. So everything here works in pairs: q and K in pairs of elements, p and V in
+ * pairs of tokens (2 i, 2 i + 1), which is how the packed layout has them.
+ *
+ * q (after scaling) and p are rounded to bf16, by at most 2^-8 of their value. The denominator is the sum of
+ * the rounded p, so that the weights of a row sum to 1. The instruction rounds to nearest even and takes and
+ * gives zero for denormals: keys, values, queries and weights below 2^-126 count as zero.
+ *
+ * qk: 6 rows × 4 tiles are 24 accumulators; a vector of K holds a pair of elements of 16 keys, a pair of q is
+ *     broadcast. Tiles that none of the 6 rows sees are left out.
+ * pv: 6 rows × 64 elements (up to 3 rows × 128); a vector of V holds a pair of tokens of 16 elements, a pair
+ *     of p is broadcast. Pairs that not all the rows see are added row by row, the unseen half of V masked.
+ */
+#include <float.h>
+#include <immintrin.h>
+
+#include "ops/ops.h"
+#include "ops/scores.h"
+
+enum { ROWS = 6 };
+
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 8")
+#endif
+
+INLINE __m512 dot(__m512 acc, __m512i a, __m512i b) {
+    return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
+}
+
+INLINE __m512i broadcast_pair(const uint8_t *at) {
+    int32_t pair;
+    memcpy(&pair, at, sizeof pair);
+    return _mm512_set1_epi32(pair);
+}
+
+/* ---- q ---- */
+
+static int32_t q_bytes(int32_t head_dim) {
+    return paged__row_bytes((head_dim + 1) / 2 * 4);
+}
+
+/* The half pair behind an odd head_dim, and the padding, are zero. */
+static void load_q(void *q, const float *src, float scale, int32_t head_dim) {
+    uint8_t *row = q;
+    int32_t n_row = q_bytes(head_dim) / 2;
+    for (int32_t d = 0; d < n_row; d += 16) {
+        __mmask16 mask = (__mmask16)(head_dim - d >= 16 ? 0xffff : (1u << PAGED_MAX(head_dim - d, 0)) - 1);
+        __m512 x = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, src + d), _mm512_set1_ps(scale));
+        _mm256_storeu_si256((__m256i *)(void *)(row + d * 2), (__m256i)_mm512_cvtneps_pbh(x));
+    }
+}
+
+/* ---- scores ---- */
+
+/* What a block of rows prefetches while it works through a pair loop: `rate` lines each time, from `from[c]`
+ * on in quarter c of the loop. */
+typedef struct share {
+    const uint8_t *from[4];
+    int32_t rate;
+} share;
+
+/* The blocks of rows share the next step's tiles, so that the memory has something to do all the time. */
+INLINE share share_of_next(const paged__tiles *tiles, int32_t block, int32_t n_blocks,
+                           int64_t quarter_lines) {
+    share f = {.rate = n_blocks == 1 ? 4 : n_blocks <= 3 ? 2 : 1};
+    if (block * f.rate >= PAGED__STEP_TILES) return (share){.rate = 0};
+    for (int32_t c = 0; c < 4; c++) {
+        int32_t part = (4 * block + c) * f.rate; /* quarters of a tile before this one */
+        f.from[c] = (const uint8_t *)tiles->next[part / 4] + part % 4 * quarter_lines * 64;
+    }
+    return f;
+}
+
+/* Tiles j … j + n_tiles - 1 of n_rows rows. */
+INLINE void qk_tiles(const paged__step *step, const share *f, int32_t first_row, int32_t first_tile,
+                     const int n_rows, const int n_tiles) {
+    const uint8_t *q = step->q + first_row * step->q_stride, *k[4];
+    const int64_t q_stride = step->q_stride;
+    __m512 acc[ROWS][4];
+    UNROLL for (int j = 0; j < n_tiles; j++) k[j] = step->k.at[first_tile + j];
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        UNROLL for (int j = 0; j < n_tiles; j++) acc[r][j] = _mm512_setzero_ps();
+    }
+    int64_t end = (step->head_dim_k + 1) / 2 * (int64_t)64, quarter = (end / 64 + 3) / 4 * 64, at = 0;
+    for (int32_t c = 0; c < 4; c++) {
+        const uint8_t *next = f->from[c];
+        for (int64_t stop = PAGED_MIN(at + quarter, end); at < stop; at += 64, q += 4) {
+            __m512i pairs[4];
+            for (int32_t x = 0; x < f->rate; x++, next += 64) _mm_prefetch((const char *)next, _MM_HINT_T0);
+            UNROLL for (int j = 0; j < n_tiles; j++) pairs[j] = _mm512_loadu_si512(k[j] + at);
+            UNROLL for (int r = 0; r < n_rows; r++) {
+                __m512i qd = broadcast_pair(q + r * q_stride);
+                UNROLL for (int j = 0; j < n_tiles; j++) acc[r][j] = dot(acc[r][j], qd, pairs[j]);
+            }
+        }
+    }
+    float *s = step->s + first_row * PAGED_ATTN_STEP + first_tile * PAGED_TILE;
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        UNROLL for (int j = 0; j < n_tiles; j++)
+            _mm512_storeu_ps(s + r * PAGED_ATTN_STEP + j * PAGED_TILE, acc[r][j]);
+    }
+}
+
+INLINE void qk_rows(const paged__step *step, const share *f, int32_t r, const int n_rows) {
+    int32_t first = step->seen[r].first / PAGED_TILE, end = step->seen[r + n_rows - 1].end;
+    switch ((end + PAGED_TILE - 1) / PAGED_TILE - first) {
+    case 1:
+        qk_tiles(step, f, r, first, n_rows, 1);
+        break;
+    case 2:
+        qk_tiles(step, f, r, first, n_rows, 2);
+        break;
+    case 3:
+        qk_tiles(step, f, r, first, n_rows, 3);
+        break;
+    default:
+        qk_tiles(step, f, r, 0, n_rows, 4);
+        break;
+    }
+}
+
+static void qk(const paged__step *step) {
+    int32_t n_blocks = (step->n_rows + ROWS - 1) / ROWS;
+    for (int32_t r = 0, n, block = 0; r < step->n_rows; r += n, block++) {
+        share f = share_of_next(&step->k, block, n_blocks, ((step->head_dim_k + 1) / 2 + 3) / 4);
+        n = (step->n_rows - r + n_blocks - block - 1) / (n_blocks - block);
+        switch (n) {
+        case 1:
+            qk_rows(step, &f, r, 1);
+            break;
+        case 2:
+            qk_rows(step, &f, r, 2);
+            break;
+        case 3:
+            qk_rows(step, &f, r, 3);
+            break;
+        case 4:
+            qk_rows(step, &f, r, 4);
+            break;
+        case 5:
+            qk_rows(step, &f, r, 5);
+            break;
+        default:
+            qk_rows(step, &f, r, 6);
+            break;
+        }
+    }
+}
+
+/* ---- weights ---- */
+
+/* 2^f = 1 + f * (C1 + f * (C2 + …)) for |f| ≤ 0.5, relative error 2.9e-6, little beside the 2^-8 of rounding
+ * to bf16; fitted for the least maximum, and exact at 0. */
+#define C1 0.6931241750717163f
+#define C2 0.24024099111557007f
+#define C3 0.055906426161527634f
+#define C4 0.009582852944731712f
+
+/* exp2 for x ≤ 8; zero below PAGED__EXP2_MIN and where `mask` is not set; NaN is kept. */
+INLINE __m512 exp2_ps(__m512 x, __mmask16 mask) {
+    __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 f = _mm512_sub_ps(x, n);
+    __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(C4), _mm512_set1_ps(C3));
+    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(C2));
+    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(C1));
+    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(1.0f));
+    mask = _mm512_mask_cmp_ps_mask(mask, x, _mm512_set1_ps(PAGED__EXP2_MIN), _CMP_NLT_UQ);
+    return _mm512_maskz_scalef_ps(mask, p, n);
+}
+
+/* Rare, so kept out of the way of the common path. */
+static __attribute__((noinline)) void rescale(float s_max, float *m, float *l, float *o, int32_t n) {
+    __m512 factor = _mm512_set1_ps(paged__exp2(*m - s_max));
+    _mm512_storeu_ps(l, _mm512_mul_ps(_mm512_loadu_ps(l), factor));
+    for (int32_t d = 0; d < n; d += 16)
+        _mm512_storeu_ps(o + d, _mm512_mul_ps(_mm512_loadu_ps(o + d), factor));
+    *m = s_max;
+}
+
+INLINE void softmax_row(uint8_t *p, const float *s, uint64_t mask, float *l, float *o, int32_t n) {
+    /* Not -inf, so that a row whose scores are all -inf has weights of zero and not NaN. */
+    __m512 v_max = _mm512_set1_ps(-FLT_MAX), x[4];
+    float *m = o + n;
+    UNROLL for (int j = 0; j < 4; j++) {
+        x[j] = _mm512_loadu_ps(s + j * 16);
+        v_max = _mm512_mask_max_ps(v_max, (__mmask16)(mask >> (j * 16)), v_max, x[j]);
+    }
+    if (_mm512_cmp_ps_mask(v_max, _mm512_set1_ps(*m + PAGED__RESCALE), _CMP_GT_OQ))
+        rescale(_mm512_reduce_max_ps(v_max), m, l, o, n);
+    __m512 v_m = _mm512_set1_ps(*m), sum = _mm512_loadu_ps(l);
+    UNROLL for (int j = 0; j < 4; j++) x[j] =
+        exp2_ps(_mm512_sub_ps(x[j], v_m), (__mmask16)(mask >> (j * 16)));
+    __m512i ones = _mm512_set1_epi32(0x3f803f80);
+    UNROLL for (int j = 0; j < 4; j += 2) {
+        __m512i pairs = (__m512i)_mm512_cvtne2ps_pbh(x[j + 1], x[j]);
+        sum = dot(sum, pairs, ones);
+        _mm512_storeu_si512(p + j * 32, pairs);
+    }
+    _mm512_storeu_ps(l, sum);
+}
+
+static void softmax(const paged__step *step) {
+    for (int32_t r = 0; r < step->n_rows; r++) {
+        paged__range seen = step->seen[r];
+        uint64_t mask = ~(uint64_t)0 >> (PAGED_ATTN_STEP - seen.end) & ~(uint64_t)0 << seen.first;
+        uint8_t *p = step->p + r * step->p_stride;
+        const float *s = step->s + r * PAGED_ATTN_STEP;
+        float *l = step->l + r * PAGED__L_LANES, *o = step->o + r * step->o_stride;
+        if (mask == ~(uint64_t)0)
+            softmax_row(p, s, ~(uint64_t)0, l, o, step->o_floats); /* without masks */
+        else
+            softmax_row(p, s, mask, l, o, step->o_floats);
+    }
+}
+
+/* ---- values ---- */
+
+/* Pairs i0 … i1 - 1 of the step, all of them seen by all rows; n_vecs vectors of 16 elements from d on, of
+ * which the last has only those under `mask`. */
+INLINE void pv_pairs(const paged__step *step, const void *const *fetch, int32_t first_row, int32_t i0,
+                     int32_t i1, int64_t d, __mmask16 mask, const int n_rows, const int n_vecs) {
+    float *o = step->o + first_row * step->o_stride + d;
+    const uint8_t *p = step->p + first_row * step->p_stride;
+    int64_t pair_bytes = step->head_dim_v * (int64_t)4;
+    __m512 acc[ROWS][8];
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = _mm512_loadu_ps(o + r * step->o_stride + j * 16);
+    }
+    for (int64_t i = i0; i < i1;) {
+        int64_t tile = i / (PAGED_TILE / 2), end = PAGED_MIN((tile + 1) * (PAGED_TILE / 2), (int64_t)i1);
+        int64_t offset = i % (PAGED_TILE / 2) * pair_bytes + d * 4;
+        const uint8_t *v = (const uint8_t *)step->v.at[tile] + offset,
+                      *next = (const uint8_t *)fetch[tile] + offset;
+        for (; i < end; i++, v += pair_bytes, next += pair_bytes) {
+            __m512i pairs[8];
+            UNROLL for (int j = 0; j < n_vecs; j++) {
+                pairs[j] = _mm512_maskz_loadu_epi32(j == n_vecs - 1 ? mask : 0xffff, v + j * 64);
+                _mm_prefetch((const char *)next + j * 64, _MM_HINT_T0);
+            }
+            UNROLL for (int r = 0; r < n_rows; r++) {
+                __m512i weights = broadcast_pair(p + r * step->p_stride + i * 4);
+                UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = dot(acc[r][j], weights, pairs[j]);
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        UNROLL for (int j = 0; j < n_vecs; j++) _mm512_storeu_ps(o + r * step->o_stride + j * 16, acc[r][j]);
+    }
+}
+
+INLINE void pv_dims(const paged__step *step, const void *const *fetch, int32_t r, int32_t i0, int32_t i1,
+                    const int n_rows) {
+    const __mmask16 all = 0xffff;
+    int32_t d = 0, dv = step->head_dim_v;
+    if (n_rows <= 3)
+        for (; d + 128 <= dv; d += 128) pv_pairs(step, fetch, r, i0, i1, d, all, n_rows, 8);
+    for (; d + 64 <= dv; d += 64) pv_pairs(step, fetch, r, i0, i1, d, all, n_rows, 4);
+    for (; d + 32 <= dv; d += 32) pv_pairs(step, fetch, r, i0, i1, d, all, n_rows, 2);
+    for (; d < dv; d += 16)
+        pv_pairs(step, fetch, r, i0, i1, d, (__mmask16)(0xffffu >> (16 - PAGED_MIN(dv - d, 16))), n_rows, 1);
+}
+
+INLINE void pv_block(const paged__step *step, const void *const *fetch, int32_t r, int32_t n, int32_t i0,
+                     int32_t i1) {
+    switch (n) {
+    case 1:
+        pv_dims(step, fetch, r, i0, i1, 1);
+        break;
+    case 2:
+        pv_dims(step, fetch, r, i0, i1, 2);
+        break;
+    case 3:
+        pv_dims(step, fetch, r, i0, i1, 3);
+        break;
+    case 4:
+        pv_dims(step, fetch, r, i0, i1, 4);
+        break;
+    case 5:
+        pv_dims(step, fetch, r, i0, i1, 5);
+        break;
+    default:
+        pv_dims(step, fetch, r, i0, i1, 6);
+        break;
+    }
+}
+
+/* The pairs i0 … i1 - 1 of row r, tokens that it does not see masked. The same operations as pv_pairs. */
+static void pv_edge(const paged__step *step, int32_t r, int32_t i0, int32_t i1) {
+    paged__range seen = step->seen[r];
+    float *o = step->o + r * step->o_stride;
+    const uint8_t *p = step->p + r * step->p_stride;
+    int64_t dv = step->head_dim_v;
+    for (int64_t i = i0; i < i1; i++) {
+        __mmask32 even = 2 * i >= seen.first && 2 * i < seen.end ? 0x55555555 : 0,
+                  odd = 2 * i + 1 >= seen.first && 2 * i + 1 < seen.end ? 0xaaaaaaaa : 0;
+        const uint8_t *v = step->v.at[i / (PAGED_TILE / 2)];
+        __m512i weights = broadcast_pair(p + i * 4);
+        for (int64_t d = 0; d < dv; d += 16) {
+            __mmask32 mask = dv - d >= 16 ? 0xffffffff : (1u << (2 * (dv - d))) - 1;
+            __m512i pairs =
+                _mm512_maskz_loadu_epi16(mask & (even | odd), v + (i % (PAGED_TILE / 2) * dv + d) * 4);
+            _mm512_storeu_ps(o + d, dot(_mm512_loadu_ps(o + d), weights, pairs));
+        }
+    }
+}
+
+static void pv(const paged__step *step) {
+    int32_t n_blocks = (step->n_rows + ROWS - 1) / ROWS;
+    for (int32_t r = 0, n, block = 0; r < step->n_rows; r += n, block++) {
+        const paged__range *seen = step->seen;
+        const void *fetch[PAGED__STEP_TILES];
+        n = (step->n_rows - r + n_blocks - block - 1) / (n_blocks - block);
+        for (int32_t j = 0; j < PAGED__STEP_TILES; j++) {
+            bool mine = n_blocks == 1 || (n_blocks <= 3 ? j % 2 == block : j == block);
+            fetch[j] = mine ? step->v.next[j] : step->v.at[j];
+        }
+        /* The pairs that all rows see whole. */
+        int32_t first = (seen[r + n - 1].first + 1) / 2, end = PAGED_MAX(seen[r].end / 2, first);
+        for (int32_t i = r; i < r + n; i++)
+            if (seen[i].first < 2 * first)
+                pv_edge(step, i, seen[i].first / 2, PAGED_MIN(first, (seen[i].end + 1) / 2));
+        if (first < end) pv_block(step, fetch, r, n, first, end);
+        for (int32_t i = r; i < r + n; i++)
+            if (seen[i].end > 2 * end) pv_edge(step, i, end, (seen[i].end + 1) / 2);
+    }
+}
+
+const paged__type_kernels paged__avx512_bf16_bf16 = {.q_bytes = q_bytes,
+                                                     .p_bytes = PAGED_ATTN_STEP * 2,
+                                                     .load_q = load_q,
+                                                     .qk = qk,
+                                                     .softmax = softmax,
+                                                     .pv = pv,
+                                                     .pack_k = paged__pack_k_bf16,
+                                                     .pack_v = paged__pack_v_bf16,
+                                                     .to_f32 = paged__to_f32_bf16_avx512,
+                                                     .from_f32 = paged__from_f32_bf16_avx512};
+
+const paged__kernels paged__kernels_avx512_bf16 = {.name = "avx512_bf16",
+                                                   .of = {[PAGED_TYPE_F16] = &paged__avx512_f16,
+                                                          [PAGED_TYPE_F32] = &paged__avx512_f32,
+                                                          [PAGED_TYPE_BF16] = &paged__avx512_bf16_bf16},
+                                                   .merge = paged__merge_avx512,
+                                                   .divide = paged__divide_avx512,
+                                                   .softcap = paged__softcap,
+                                                   .alibi = paged__alibi};
