@@ -105,10 +105,10 @@ paged_status paged_seq_free(paged_cache *cache, paged_seq handle) {
 typedef struct change {
     int32_t want;     /* entries afterwards */
     int32_t n_blocks; /* blocks to take for new entries */
-    int32_t
-        copy_idx; /* entry with committed tokens that is shared, indexed or a tail, and cannot be written as
-                       * it is, so that it needs a copy; -1: none */
-    bool from_tail, to_tail; /* what copy_idx is, and what it becomes; else a block */
+    /* Entry with committed tokens that is shared, indexed or a tail, and cannot be written as it is, so that
+     * it needs a copy; -1: none. What it is and what it becomes: a tail, else a block. */
+    int32_t copy_idx;
+    bool from_tail, to_tail;
     int32_t fill_idx;        /* a tail without committed tokens that becomes a block; -1: none */
     bool drops_tail;         /* the old tail is none any more */
     int32_t n_tiles, n_keep; /* of the tail afterwards; the first n_keep are those it has */
