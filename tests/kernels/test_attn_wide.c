@@ -188,7 +188,8 @@ static void windows_of_long_sequences(void) {
     for (int32_t isa = 1; isa < N_ISAS; isa++) {
         if (!isa_use(isa)) continue;
         EACH_TYPE(type)
-        for (int32_t i = type == PAGED_TYPE_I8; i < (is_emulated() ? 2 : 7); i += type == PAGED_TYPE_I8 ? 2 : 1) {
+        for (int32_t i = type == PAGED_TYPE_I8; i < (is_emulated() ? 2 : 7);
+             i += type == PAGED_TYPE_I8 ? 2 : 1) {
             uint64_t rng = test_seed + (uint64_t)i;
             const int32_t n_keys[] = {1024, 1025, 2000, 3000}, n_queries[] = {1, 1, 4, 60};
             shape s = shape_of(type, i % 2, 8, 2, 64, i % 2 ? 32 : 24);
@@ -472,6 +473,6 @@ static void reads_no_further(void) {
     X(window_counts_itself)                                                                                  \
     X(windows_of_long_sequences)                                                                             \
     X(sinks_of_any_size)                                                                                     \
-    X(cascades) X(cascade_reads_once) X(page_of_the_document) X(sample_of_the_document_is_wrong)             \
-        X(reads_no_further)
+    X(cascades)                                                                                              \
+    X(cascade_reads_once) X(page_of_the_document) X(sample_of_the_document_is_wrong) X(reads_no_further)
 TEST_MAIN(TESTS)
