@@ -462,12 +462,10 @@ static void reads_no_further(void) {
     }
 }
 
-#define TESTS(X)                                                                                             \
-    X(every_head_ratio)                                                                                      \
-    X(every_block_size)                                                                                      \
-    X(softcap_and_alibi_of_scores)                                                                           \
-    X(softcap_matters)                                                                                       \
-    X(alibi_of_any_head_count) X(window_counts_itself) X(windows_of_long_sequences) X(sinks_of_any_size)     \
-        X(cascades) X(cascade_reads_once) X(page_of_the_document) X(sample_of_the_document_is_wrong)         \
-            X(reads_no_further)
+#define SHAPES(X)   X(every_head_ratio) X(every_block_size)
+#define SCORES(X)   X(softcap_and_alibi_of_scores) X(softcap_matters) X(alibi_of_any_head_count)
+#define WINDOWS(X)  X(window_counts_itself) X(windows_of_long_sequences) X(sinks_of_any_size)
+#define CASCADES(X) X(cascades) X(cascade_reads_once)
+#define PAGES(X)    X(page_of_the_document) X(sample_of_the_document_is_wrong) X(reads_no_further)
+#define TESTS(X)    SHAPES(X) SCORES(X) WINDOWS(X) CASCADES(X) PAGES(X)
 TEST_MAIN(TESTS)
