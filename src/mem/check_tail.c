@@ -63,9 +63,12 @@ static paged_status check_divided(const paged_cache *cache, int32_t g, paged_err
         if (!divided) continue;
         bool open = n_used - n_before < cache->n_tiles;
         int32_t place = gr->blocks[b].open_place;
-        REQUIRE(open == (place >= 0) && (!open || (place < gr->n_open && gr->open[place] == b)),
-                "divided block %d of group %d has %d tiles in use and place %d among the open ones", b, g,
-                n_used - n_before, place);
+        int32_t n = n_used - n_before;
+        REQUIRE(open == (place >= 0) &&
+                    (!open || (place < gr->n_open && gr->open[place] == b && place >= gr->open_begin[n] &&
+                               place < gr->open_begin[n + 1])),
+                "divided block %d of group %d has %d tiles in use and place %d among the open ones", b, g, n,
+                place);
         gr->recount[b].n_refs += n_used - n_before;
         n_divided++;
         n_open += open;

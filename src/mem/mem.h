@@ -145,7 +145,8 @@ typedef struct paged__group {
     /* packed tails, else NULL */
     int32_t *tail_tiles;   /* [max_seqs, n_tiles] -1 absent */
     paged__tile *tiles;    /* [n_ids * n_tiles] */
-    int32_t *open, n_open; /* [n_ids] divided blocks with a free tile */
+    int32_t *open, n_open; /* [n_ids] divided blocks with a free tile, by tiles in use */
+    int32_t open_begin[PAGED__TILES_MAX + 1];
     int32_t n_divided, n_free_tiles;
     /* groups with a window, else NULL */
     paged__heap loose;    /* cached blocks, the least wanted on top */

@@ -3,7 +3,9 @@
  * no more than one of blocks of 16.
  *
  *   divided block   state DIVIDED, refs = its tiles in use; at least one, else it is a free block again
- *   open            divided blocks with a free tile, in any order; blocks[b].open_place leads back
+ *   open            divided blocks with a free tile, by their tiles in use, the fullest last: from it the next
+ *                   tile is taken, so that the emptiest become whole again. The k used ones begin at
+ *                   open_begin[k]; blocks[b].open_place leads back
  *   tile id         block * n_tiles + tile in it, so that its slots are tile * 16 …; a tile of an ordinary
  *                   block has an id too, which is how tails become blocks and blocks tails
  *   tail_tiles      [max_seqs, n_tiles] of the entry n_entries - 1 of a row with has_tail; -1 behind them
@@ -82,15 +84,35 @@ static void poison_tile(const paged_cache *cache, int32_t group, int32_t tile) {
 
 /* ---- divided blocks ---- */
 
-static void open_add(paged__group *gr, int32_t block) {
-    gr->blocks[block].open_place = gr->n_open;
-    gr->open[gr->n_open++] = block;
+static void open_put(paged__group *gr, int32_t place, int32_t block) {
+    gr->open[place] = block;
+    gr->blocks[block].open_place = place;
 }
 
-static void open_remove(paged__group *gr, int32_t block) {
-    int32_t place = gr->blocks[block].open_place, last = gr->open[--gr->n_open];
-    gr->open[place] = last;
-    gr->blocks[last].open_place = place;
+static void open_swap(paged__group *gr, int32_t a, int32_t b) {
+    int32_t block = gr->open[a];
+    open_put(gr, a, gr->open[b]);
+    open_put(gr, b, block);
+}
+
+/* From n tiles in use to n + 1: to the end of its part of the array, which the next part then begins with. */
+static void open_raise(paged__group *gr, int32_t block, int32_t n) {
+    open_swap(gr, gr->blocks[block].open_place, --gr->open_begin[n + 1]);
+}
+
+static void open_lower(paged__group *gr, int32_t block, int32_t n) {
+    open_swap(gr, gr->blocks[block].open_place, gr->open_begin[n]++);
+}
+
+/* The part of full blocks, n_tiles in use, is empty between calls: blocks come and go through it. */
+static void open_add(const paged_cache *cache, paged__group *gr, int32_t block, int32_t n_used) {
+    open_put(gr, gr->n_open++, block);
+    for (int32_t n = cache->n_tiles; n > n_used; n--) open_lower(gr, block, n);
+}
+
+static void open_remove(const paged_cache *cache, paged__group *gr, int32_t block, int32_t n_used) {
+    for (int32_t n = n_used; n < cache->n_tiles; n++) open_raise(gr, block, n);
+    gr->n_open--;
     gr->blocks[block].open_place = -1;
 }
 
@@ -104,7 +126,7 @@ static paged_status divide_block(paged_cache *cache, int32_t group) {
     gr->n_divided++;
     gr->n_free_tiles += cache->n_tiles;
     cache->n_allocs++;
-    open_add(gr, block);
+    open_add(cache, gr, block, 0);
     return PAGED_OK;
 }
 
@@ -118,7 +140,11 @@ paged_status paged__tile_take(paged_cache *cache, int32_t group, int32_t *tile) 
     while (gr->tiles[id].refs > 0) id++; /* an open block has a free one */
     gr->tiles[id].refs = 1;
     gr->n_free_tiles--;
-    if (++gr->blocks[block].refs == cache->n_tiles) open_remove(gr, block);
+    int32_t n_used = gr->blocks[block].refs++;
+    if (n_used + 1 == cache->n_tiles)
+        open_remove(cache, gr, block, n_used);
+    else
+        open_raise(gr, block, n_used);
     *tile = id;
     return PAGED_OK;
 }
@@ -136,9 +162,12 @@ bool paged__tile_unref(paged_cache *cache, int32_t group, int32_t tile) {
     if (--gr->tiles[tile].refs > 0) return false;
     poison_tile(cache, group, tile);
     gr->n_free_tiles++;
-    if (block->refs-- == cache->n_tiles) open_add(gr, id);
+    if (block->refs-- == cache->n_tiles)
+        open_add(cache, gr, id, block->refs);
+    else
+        open_lower(gr, id, block->refs + 1);
     if (block->refs > 0) return false;
-    open_remove(gr, id);
+    open_remove(cache, gr, id, 0);
     gr->n_divided--;
     gr->n_free_tiles -= cache->n_tiles;
     block->state = PAGED__BLOCK_USED; /* whole again, and nobody has it */

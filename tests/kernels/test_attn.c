@@ -184,22 +184,22 @@ static void grid_of(int32_t isa, int32_t n_cases) {
 }
 
 static void grid_ref(void) {
-    grid_of(0, 40);
+    grid_of(0, 30);
 }
 static void grid_avx2(void) {
-    grid_of(1, 250);
+    grid_of(1, 150);
 }
 static void grid_avx512(void) {
-    grid_of(2, 250);
+    grid_of(2, 150);
 }
 static void grid_avx512_vnni(void) {
-    grid_of(3, 250);
+    grid_of(3, 150);
 }
 static void grid_avx512_bf16(void) {
-    grid_of(4, 250);
+    grid_of(4, 150);
 }
 static void grid_neon(void) {
-    grid_of(5, 250);
+    grid_of(5, 150);
 }
 
 /* Uneven head sizes take the tail paths of the kernels. */

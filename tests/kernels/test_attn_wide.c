@@ -187,9 +187,7 @@ static void windows_of_long_sequences(void) {
     static const int32_t windows[] = {1, 100, 511, 512, 513, 1500, 4096};
     for (int32_t isa = 1; isa < N_ISAS; isa++) {
         if (!isa_use(isa)) continue;
-        EACH_TYPE(type)
-        for (int32_t i = type == PAGED_TYPE_I8; i < (is_emulated() ? 2 : 7);
-             i += type == PAGED_TYPE_I8 ? 2 : 1) {
+        EACH_TYPE(type) for (int32_t i = type == PAGED_TYPE_I8; i < 7; i += type == PAGED_TYPE_I8 ? 2 : 1) {
             uint64_t rng = test_seed + (uint64_t)i;
             const int32_t n_keys[] = {1024, 1025, 2000, 3000}, n_queries[] = {1, 1, 4, 60};
             shape s = shape_of(type, i % 2, 8, 2, 64, i % 2 ? 32 : 24);
@@ -270,7 +268,7 @@ static void cascades(void) {
                                              {{6, 2, 1024}, {8, 0, 0}}};
     EACH_ISA(isa) {
         uint64_t rng = test_seed;
-        for (int32_t i = 0; i < (isa == 0 || is_emulated() ? 6 : 36); i++) {
+        for (int32_t i = 0; i < (isa == 0 ? 6 : 36); i++) {
             shape s = shape_of(draw_type(&rng, i % 2), i % 2, 4, 2, 32,
                                i % 2 ? 16 << draw(&rng, 4) : 1 + draw(&rng, 90));
             s.non_causal = draw(&rng, 6) == 0;
@@ -464,15 +462,10 @@ static void reads_no_further(void) {
     }
 }
 
-#define TESTS(X)                                                                                             \
-    X(every_head_ratio)                                                                                      \
-    X(every_block_size)                                                                                      \
-    X(softcap_and_alibi_of_scores)                                                                           \
-    X(softcap_matters)                                                                                       \
-    X(alibi_of_any_head_count)                                                                               \
-    X(window_counts_itself)                                                                                  \
-    X(windows_of_long_sequences)                                                                             \
-    X(sinks_of_any_size)                                                                                     \
-    X(cascades)                                                                                              \
-    X(cascade_reads_once) X(page_of_the_document) X(sample_of_the_document_is_wrong) X(reads_no_further)
+#define SHAPES(X)   X(every_head_ratio) X(every_block_size)
+#define SCORES(X)   X(softcap_and_alibi_of_scores) X(softcap_matters) X(alibi_of_any_head_count)
+#define WINDOWS(X)  X(window_counts_itself) X(windows_of_long_sequences) X(sinks_of_any_size)
+#define CASCADES(X) X(cascades) X(cascade_reads_once)
+#define PAGES(X)    X(page_of_the_document) X(sample_of_the_document_is_wrong) X(reads_no_further)
+#define TESTS(X)    SHAPES(X) SCORES(X) WINDOWS(X) CASCADES(X) PAGES(X)
 TEST_MAIN(TESTS)

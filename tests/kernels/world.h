@@ -512,9 +512,11 @@ static inline void run_pieces(const world *w, const place *p, paged_attn *attn, 
     bool whole = n == w->n_seqs; /* the world as it is, so that its cascades hold */
     int64_t q_row = (int64_t)w->s.n_heads * w->s.dk, out_row = (int64_t)w->s.n_heads * w->s.dv,
             stride = out_row + 3;
-    float *q = take((size_t)(w->n_q * q_row), sizeof(float)),
-          *out = take((size_t)(w->n_q * stride), sizeof(float));
-    float *lse = take((size_t)w->n_q * (size_t)w->s.n_heads, sizeof(float));
+    int32_t n_rows_all = 0; /* of the batch: few in a chunk of many */
+    for (int32_t i = 0; i < n; i++) n_rows_all += pieces[i].q_end - pieces[i].q_begin;
+    float *q = take((size_t)(n_rows_all * q_row), sizeof(float)),
+          *out = take((size_t)(n_rows_all * stride), sizeof(float));
+    float *lse = take((size_t)n_rows_all * (size_t)w->s.n_heads, sizeof(float));
     CHECK(n <= SEQS_MAX);
     for (int32_t i = 0; i < n; i++) {
         int32_t seq = pieces[i].seq, n_rows = pieces[i].q_end - pieces[i].q_begin;
@@ -543,7 +545,7 @@ static inline void run_pieces(const world *w, const place *p, paged_attn *attn, 
                          .shared = p->shared};
     paged_error err;
     if (paged_attn_plan(attn, &batch, &p->kv, &err)) test_fail(__FILE__, __LINE__, "%s", err.message);
-    memset(out, 0xff, (size_t)(w->n_q * stride) * sizeof(float));
+    memset(out, 0xff, (size_t)(n_rows_all * stride) * sizeof(float));
     const paged_attn_io io = {.q = q, .out = out, .out_stride = stride, .lse = lse, .sinks = w->sinks};
     for (int32_t ith = 0; ith < nth; ith++) paged_attn_run(attn, &p->kv, &io, ith, nth);
     if (paged_attn_needs_merge(attn))
