@@ -455,6 +455,7 @@ static void reads_no_further(void) {
     X(softcap_and_alibi_of_scores)                                                                           \
     X(softcap_matters)                                                                                       \
     X(alibi_of_any_head_count)                                                                               \
-    X(window_counts_itself) X(windows_of_long_sequences) X(sinks_of_any_size) X(cascades)                    \
-        X(cascade_reads_once) X(page_of_the_document) X(sample_of_the_document_is_wrong) X(reads_no_further)
+    X(window_counts_itself)                                                                                  \
+    X(windows_of_long_sequences) X(sinks_of_any_size) X(cascades) X(cascade_reads_once)                      \
+        X(page_of_the_document) X(sample_of_the_document_is_wrong) X(reads_no_further)
 TEST_MAIN(TESTS)
