@@ -21,7 +21,8 @@
  * tokens) sit at absolute positions, with a window too; each output element is one accumulation chain in
  * ascending token order; partial states of splits are merged in ascending order by one function, those of a
  * cascade like all others; a sink enters after the last. Bits differ between instruction sets:
- * paged_attn_kernels() names the set.
+ * paged_attn_kernels() names the set. With "avx512_bf16", keys and values of bf16 meet queries and weights
+ * that are rounded to bf16 (by up to 2^-8 of their value), and denormals of all four count as zero.
  *
  * Method: online softmax (Milakov & Gimelshein 2018), tiling as in FlashAttention-2 (Dao 2023), split-KV
  * merge by LSE as in Flash-Decoding (Dao et al. 2023), block tables as in PagedAttention (Kwon et al. 2023),

@@ -93,7 +93,7 @@ static void prefetch_rows(const paged__attn_step *step, int32_t j) {
     int64_t elem = (int64_t)paged__type_bytes(kv->type), dk = elem * kv->head_dim_k,
             dv = elem * kv->head_dim_v;
     int32_t end = PAGED_MIN((j + 1) * PAGED_TILE, step->n_tokens);
-    for (int32_t i = j * PAGED_TILE, n; i < end; i += n) {
+    for (int32_t i = PAGED_MAX(j * PAGED_TILE, step->n_before), n; i < end; i += n) {
         int32_t block = (step->t0 + i) / kv->block_size, offset = (step->t0 + i) % kv->block_size;
         int64_t base = step->table->blocks[block] * kv->block_stride;
         n = PAGED_MIN(end - i, kv->block_size - offset);
@@ -110,7 +110,9 @@ void paged__tiles_pack(const paged__type_kernels *kernels, const paged__attn_ste
         float *k_tile = scratch->k_tiles + j * PAGED_TILE * (dk + 1),
               *v_tile = scratch->v_tiles + j * PAGED_TILE * dv;
         const void *k_rows[PAGED_TILE], *v_rows[PAGED_TILE];
+        /* Twice, since a prefetch that finds the queue of misses full is lost. */
         if (next) prefetch_rows(next, j);
+        if (j + 1 < PAGED__STEP_TILES) prefetch_rows(step, j + 1);
         if (!is_seen(step, j)) continue;
         find_rows(step, j, k_rows, v_rows);
         kernels->pack_k(widen ? scratch->narrow : k_tile, k_rows, (int32_t)dk);
