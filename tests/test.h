@@ -61,7 +61,8 @@ struct test_case {
     void (*run)(void);
 };
 
-static int test_main(int argc, char **argv, const struct test_case *cases, int n_cases) {
+__attribute__((unused)) static int test_main(int argc, char **argv, const struct test_case *cases,
+                                             int n_cases) {
     const char *filter = "";
     volatile int n_passed = 0, n_failed = 0;
     for (int i = 1; i < argc; i++) {

@@ -30,6 +30,15 @@ FAULTS = [
      "int32_t pos = first + i, idx = (pos - (pos > 0 && pos % cache->block_size == 0)) / cache->block_size,"),
     ("a freed row keeps its handle", "seq.c", ".tag = seq->tag, .space = -1, .tip = -1, .next_free",
      ".tag = seq->tag, .live = true, .space = -1, .tip = -1, .next_free"),
+    # what fails halfway
+    ("a reservation that failed keeps the blocks of other groups", "seq.c",
+     "for (g -= 2; g >= 0; g--) untake(cache, seq, g, &got[g]);", "(void)g;"),
+    ("a reservation that failed keeps what it took", "seq.c",
+     "    if (status != PAGED_OK) untake(cache, seq, group, t);\n", ""),
+    ("tiles that could not all be taken are kept", "tail.c",
+     "    if (status != PAGED_OK) paged__tiles_untake(cache, group, n_taken, tiles);\n", ""),
+    ("a block that could not be backed stays taken", "pool.c",
+     "        put_block(cache, group, taken);\n        return status;", "        return status;"),
     # windows
     ("a block leaves its window too early", "seq.c", "end = paged__seq_first(cache, group, seq);",
      "end = paged__window_first(cache, group, seq->len + 1);"),
