@@ -7,8 +7,10 @@
  * request always ends.
  *
  * Keys and values of ended requests stay cached as long as there is room; a request whose prompt begins
- * with the same tokens takes them over and computes the rest. The answer has the same bits as without, where
- * paged_engine_info says deterministic. A request with prompt_logprobs computes its whole prompt.
+ * with the same tokens takes them over and computes the rest. Of prompts that arrive together and begin alike
+ * one is computed; the others wait for it, without blocks, and if it goes the oldest of them takes its place.
+ * The answer has the same bits as without, where paged_engine_info says deterministic. A request with
+ * prompt_logprobs computes its whole prompt.
  *
  * Thread rule: one thread at a time per engine, paged_engine_cancel aside, which any thread or signal handler
  * may call.
@@ -139,6 +141,8 @@ typedef struct paged_output {
     int32_t blocks_used; /* blocks held now; after the end: held when it ended */
     double queue_ms, prefill_ms,
         decode_ms; /* waiting; first step to first token; first token to now or end */
+    paged_miss
+        miss; /* why not more of the prompt was found in the cache; NONE also before it was looked up */
 } paged_output;
 
 PAGED_API paged_status paged_engine_read(paged_engine *engine, uint64_t id,

@@ -160,8 +160,11 @@ typedef enum paged_miss {
     PAGED_MISS_NAMESPACE, /* the first block is cached for another namespace */
     PAGED_MISS_TOO_SHORT, /* fewer than two tokens: nothing to reuse */
     PAGED_MISS_NO_BLOCK,  /* the tokens inside the next block match, but the pool has no block for the copy */
+    PAGED_MISS_OFF,       /* nobody asked for reuse; never said by paged_seq_match */
     PAGED_MISS_KINDS
 } paged_miss;
+
+PAGED_API const char *paged_miss_name(paged_miss miss); /* "none", "no-match" …; static */
 
 typedef struct paged_match {
     int32_t n_matched; /* tokens committed by the match, at most n_tokens - 1 */

@@ -187,14 +187,14 @@ static int print_json(run *r) {
         json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "load_ms", r->session.load_ms, "queue_ms", out->queue_ms,
                   "prefill_ms", out->prefill_ms, "decode_ms", out->decode_ms, "prefill_tokens_per_s",
                   paged__prefill_speed(out), "decode_tokens_per_s", paged__decode_speed(out));
-    json_t *object =
-        json_pack("{s:o, s:o, s:i, s:i, s:i, s:s, s:i, s:o, s:o, s:s, s:i, s:I}", "text",
-                  paged__json_text(r->text.data ? r->text.data : "", r->text.len), "tokens", tokens,
-                  "prompt_tokens", (int)out->prompt_tokens, "completion_tokens", (int)out->completion_tokens,
-                  "cached_tokens", (int)out->cached_tokens, "finish_reason", paged_finish_name(out->finish),
-                  "blocks_used", (int)out->blocks_used, "timings", timings, "model",
-                  paged__json_text(name, strlen(name)), "kv_type", paged__type_name(info.kv_type),
-                  "block_size", (int)info.block_size, "seed", (json_int_t)r->options.sampling.seed);
+    json_t *object = json_pack(
+        "{s:o, s:o, s:i, s:i, s:i, s:s, s:s, s:i, s:o, s:o, s:s, s:i, s:I}", "text",
+        paged__json_text(r->text.data ? r->text.data : "", r->text.len), "tokens", tokens, "prompt_tokens",
+        (int)out->prompt_tokens, "completion_tokens", (int)out->completion_tokens, "cached_tokens",
+        (int)out->cached_tokens, "cache_miss", paged_miss_name(out->miss), "finish_reason",
+        paged_finish_name(out->finish), "blocks_used", (int)out->blocks_used, "timings", timings, "model",
+        paged__json_text(name, strlen(name)), "kv_type", paged__type_name(info.kv_type), "block_size",
+        (int)info.block_size, "seed", (json_int_t)r->options.sampling.seed);
     return paged__out_json(r->cli, object, true);
 }
 
@@ -208,8 +208,9 @@ static void print_stats(run *r) {
     paged__term_clear(&r->cli->term);
     fprintf(stderr, "load        %.3f s, %.3f s of them the model\n", r->session.load_ms / 1000,
             r->session.info.load_ms / 1000);
-    fprintf(stderr, "prompt      %d tokens in %.3f s, %.1f tokens/s, %d from the cache\n", out->prompt_tokens,
-            out->prefill_ms / 1000, paged__prefill_speed(out), out->cached_tokens);
+    fprintf(stderr, "prompt      %d tokens in %.3f s, %.1f tokens/s, %d from the cache (%s)\n",
+            out->prompt_tokens, out->prefill_ms / 1000, paged__prefill_speed(out), out->cached_tokens,
+            paged_miss_name(out->miss));
     fprintf(stderr, "completion  %d tokens in %.3f s, %.1f tokens/s, ended by %s\n", out->completion_tokens,
             out->decode_ms / 1000, paged__decode_speed(out), paged_finish_name(out->finish));
     fprintf(stderr, "KV cache    %d of %d blocks of %d tokens, %s of %s\n", out->blocks_used, info.n_blocks,

@@ -14,7 +14,9 @@
  * all it may ever need. So a running request never lacks a block, and the oldest waiting one always comes
  * next.
  *
- * An admitted request takes over what is cached of its prompt (n_reused tokens) and goes on behind it.
+ * An admitted request takes over what is cached of its prompt (n_reused tokens) and goes on behind it. If
+ * another one that runs is about to compute more of it, it waits for that first, among the running ones: it
+ * has a row of the cache, no blocks and no part in steps, and the room that it will need is kept for it.
  *
  * What lies in the cache: the tokens of a request but the newest one, whose key and value are written by the
  * step that computes the next. n_cached counts them; tokens[n_cached …] are what a step has to compute.
@@ -43,6 +45,8 @@ typedef struct paged__request {
     paged_detok stop_detok;
     int32_t stop_token; /* that ended it; -1: none */
     paged_seq seq;      /* valid while running */
+    bool awaits;        /* runs, and waits for what another one computes */
+    paged_miss miss;    /* why no more was reused */
 
     int32_t *tokens; /* [n_prompt + max_new] prompt, then what was generated; owned */
     int32_t n_prompt, max_new, n_tokens, n_cached;

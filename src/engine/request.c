@@ -87,7 +87,8 @@ void paged__request_clear(paged_engine *e, paged__request *r) {
     r->text_capacity = r->text_len = r->n_given = 0;
     r->n_shown = 0;
     r->n_prompt = r->max_new = r->n_tokens = r->n_cached = r->n_read = r->n_reused = r->blocks_used = 0;
-    r->read_to_end = false;
+    r->read_to_end = r->awaits = false;
+    r->miss = PAGED_MISS_NONE;
     r->submit_ns = r->start_ns = r->first_ns = r->last_ns = 0;
 }
 
@@ -331,6 +332,7 @@ paged_status paged_engine_read(paged_engine *e, uint64_t id, paged_output *out) 
         .queue_ms = ms_between(r->submit_ns, r->start_ns ? r->start_ns : now),
         .prefill_ms = ms_between(r->start_ns, r->first_ns ? r->first_ns : now),
         .decode_ms = ms_between(r->first_ns, now),
+        .miss = r->miss,
     };
     r->n_read = n_done;
     r->read_to_end = r->read_to_end || ends;

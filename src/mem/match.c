@@ -51,6 +51,19 @@ static bool covers_with(const paged_cache *cache, const paged__walk *walk, int32
 
 /* ---- what there is ---- */
 
+const char *paged_miss_name(paged_miss miss) {
+    static const char *const names[PAGED_MISS_KINDS] = {
+        [PAGED_MISS_NONE] = "none",
+        [PAGED_MISS_NO_MATCH] = "no-match",
+        [PAGED_MISS_EVICTED] = "evicted",
+        [PAGED_MISS_NAMESPACE] = "namespace",
+        [PAGED_MISS_TOO_SHORT] = "too-short",
+        [PAGED_MISS_NO_BLOCK] = "no-block",
+        [PAGED_MISS_OFF] = "off",
+    };
+    return miss >= 0 && miss < PAGED_MISS_KINDS ? names[miss] : "unknown";
+}
+
 /* Why nothing more than n_found tokens was found. The first block of what is missing has that hash, unless
  * the prompt ends in it. */
 static paged_miss why_missed(const paged_cache *cache, const int32_t *tokens, int32_t n_tokens,
