@@ -7,7 +7,8 @@ enum {
     DEFAULT_WAITING = 64,
     RUNNING_MAX = 4096,
     CHUNK_MAX = 1 << 16,
-    THREADS_MAX = 256
+    THREADS_MAX = 256,
+    WATERMARK = 100 /* one block of so many */
 };
 
 static paged_status fill_defaults(const paged_model_info *info, paged_engine_config *c, paged_error *err) {
@@ -79,10 +80,26 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
                                    .max_seqs = c->max_running,
                                    .max_seq_tokens = e->n_ctx,
                                    .poison = c->poison};
-    return paged_cache_create(&cc, &e->cache, err);
+    paged_status s = paged_cache_create(&cc, &e->cache, err);
+    paged_cache_stats stats;
+    if (s) return s;
+    paged_cache_get_stats(e->cache, &stats);
+    e->n_blocks = stats.n_blocks;
+    e->watermark = (stats.n_blocks + WATERMARK - 1) / WATERMARK;
+    return PAGED_OK;
 }
 
-static paged_status create_runner(paged_engine *e, const paged_model_info *info, paged_error *err) {
+static paged_status runner_step(void *self, const paged__step *step, const float **logits, paged_error *err) {
+    return paged__runner_step(self, step, logits, err);
+}
+
+static uint64_t runner_now(void *self) {
+    (void)self;
+    return paged__now_ns();
+}
+
+/* The runner with the clock of the machine, or what the caller brought. */
+static paged_status create_backend(paged_engine *e, const paged_model_info *info, paged_error *err) {
     const paged_engine_config *c = &e->config;
     paged_kv *kv = paged__calloc((size_t)info->n_layers, sizeof *kv);
     if (!kv) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %d layers", info->n_layers);
@@ -94,7 +111,13 @@ static paged_status create_runner(paged_engine *e, const paged_model_info *info,
                                      .max_k = e->n_ctx,
                                      .n_threads = c->n_threads,
                                      .kv = kv};
-    paged_status s = paged__runner_create(e->model, &rc, &e->runner, err);
+    paged_status s = PAGED_OK;
+    if (!e->backend.step) {
+        s = paged__runner_create(e->model, &rc, &e->runner, err);
+        e->backend = (paged__backend){.self = e->runner, .step = runner_step, .now_ns = runner_now};
+    } else if (e->backend.bind) {
+        s = e->backend.bind(e->backend.self, kv, err);
+    }
     paged__free(kv);
     return s;
 }
@@ -132,24 +155,25 @@ static paged_status create(paged_engine *e, const paged_engine_config *config, p
     e->n_vocab = info.n_vocab;
     set_fingerprint(e, &info);
     e->tok = paged_model_tokenizer(e->model);
-    if (e->model->vocab_only)
+    if (e->model->vocab_only && !e->backend.step)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "the model was loaded with vocab_only");
     paged_status s = fill_defaults(&info, &e->config, err);
     if (!s) s = create_cache(e, &info, err);
-    if (!s) s = create_runner(e, &info, err);
+    if (!s) s = create_backend(e, &info, err);
     if (!s) s = create_tables(e, err);
-    if (!s)
+    if (!s && e->runner)
         s = paged__model_self_test(e->model, e->config.n_threads, &e->deterministic, e->determinism,
                                    sizeof e->determinism, err);
     return s;
 }
 
-paged_status paged_engine_create(const paged_model *model, const paged_engine_config *config,
-                                 paged_engine **out, paged_error *err) {
+paged_status paged__engine_create(const paged_model *model, const paged_engine_config *config,
+                                  const paged__backend *backend, paged_engine **out, paged_error *err) {
     if (!model || !out) return paged__fail(err, PAGED_ERR_INVALID_ARG, "%s is NULL", model ? "out" : "model");
     paged_engine *e = paged__calloc(1, sizeof *e);
     if (!e) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for an engine");
     e->model = model;
+    if (backend) e->backend = *backend;
     paged_status s = create(e, config, err);
     if (s) {
         paged_engine_free(e);
@@ -157,6 +181,11 @@ paged_status paged_engine_create(const paged_model *model, const paged_engine_co
     }
     *out = e;
     return PAGED_OK;
+}
+
+paged_status paged_engine_create(const paged_model *model, const paged_engine_config *config,
+                                 paged_engine **out, paged_error *err) {
+    return paged__engine_create(model, config, NULL, out, err);
 }
 
 void paged_engine_free(paged_engine *e) {
@@ -192,11 +221,11 @@ void paged_engine_get_info(const paged_engine *e, paged_engine_info *out) {
         .max_running = e->config.max_running,
         .kv_type = e->config.kv_type,
         .kv_layout = e->config.kv_plain ? PAGED_LAYOUT_PLAIN : PAGED_LAYOUT_PACKED,
-        .attn_kernels = paged__runner_attn_kernels(e->runner),
+        .attn_kernels = e->runner ? paged__runner_attn_kernels(e->runner) : "none",
         .linear_kernels = info.linear_kernels,
         .weight_bytes = info.weight_bytes,
         .pool_bytes = e->config.pool_bytes,
-        .compute_bytes = paged__runner_compute_bytes(e->runner),
+        .compute_bytes = e->runner ? paged__runner_compute_bytes(e->runner) : 0,
         .kv_bytes_per_token = stats.block_bytes / (size_t)e->config.block_size,
         .n_blocks = stats.n_blocks,
         .deterministic = e->deterministic,
@@ -206,6 +235,14 @@ void paged_engine_get_info(const paged_engine *e, paged_engine_info *out) {
 
 void paged_engine_get_cache_stats(const paged_engine *e, paged_cache_stats *out) {
     paged_cache_get_stats(e->cache, out);
+}
+
+void paged_engine_get_stats(const paged_engine *e, paged_engine_stats *out) {
+    *out = e->stats;
+    out->n_running = e->n_running;
+    out->n_waiting = e->n_waiting;
+    for (int32_t i = 0; i < e->n_running; i++) out->n_wait[e->running[i]->wait]++;
+    for (int32_t i = 0; i < e->n_waiting; i++) out->n_wait[e->waiting[i]->wait]++;
 }
 
 paged_status paged_engine_check(const paged_engine *e, paged_error *err) {

@@ -1,5 +1,4 @@
-/* engine/step.c: one step of everything that runs: lay out the pieces -> reserve slots -> runner -> commit ->
- * sample. */
+/* engine/step.c: one step of everything that runs: schedule -> lay out -> backend -> commit -> sample. */
 #include "engine/engine.h"
 
 /* Which rows of a piece need logits: all but those whose next token nobody asks about. */
@@ -11,21 +10,6 @@ static void lay_out_outputs(paged_engine *e, paged__piece *p, int32_t first_row,
     for (int32_t i = 0; i < p->n_tokens; i++)
         if (scores || (ends_known && i == p->n_tokens - 1)) e->outputs[(*n_outputs)++] = first_row + i;
     p->n_outputs = *n_outputs - p->first_output;
-}
-
-/* Slots for every piece. A running request has its blocks promised, but the system may have no memory to back
- * them: then this request ends with the reason and the others go on. */
-static void reserve(paged_engine *e) {
-    int32_t n_kept = 0;
-    for (int32_t i = 0; i < e->n_pieces; i++) {
-        paged__piece p = e->pieces[i];
-        p.request->error = paged_seq_reserve(e->cache, p.request->seq, p.n_tokens);
-        if (p.request->error)
-            paged__request_finish(e, p.request, PAGED_FINISH_ERROR);
-        else
-            e->pieces[n_kept++] = p;
-    }
-    e->n_pieces = n_kept;
 }
 
 static void lay_out(paged_engine *e, paged__step *step) {
@@ -93,7 +77,7 @@ static void add_token(paged_engine *e, paged__request *r, const float *row) {
                                .ban_eog = q->ignore_eos || n_new < q->min_tokens,
                                .ban_stops = n_new < q->min_tokens};
     const int32_t token = paged__sample(e->sampler, row, &how);
-    r->last_ns = paged__now_ns();
+    r->last_ns = paged__engine_now(e);
     if (!r->first_ns) r->first_ns = r->last_ns;
     if (is_stop_token(r, token) || (!q->ignore_eos && paged_token_is_eog(e->tok, token))) {
         r->stop_token = token;
@@ -125,28 +109,32 @@ static void take_results(paged_engine *e, const float *logits) {
     }
 }
 
+/* Nothing was committed; what these requests hold goes back with them. */
+static void fail_pieces(paged_engine *e, paged_status s) {
+    for (int32_t i = 0; i < e->n_pieces; i++) {
+        e->pieces[i].request->error = s;
+        paged__request_finish(e, e->pieces[i].request, PAGED_FINISH_ERROR);
+    }
+}
+
 paged_status paged_engine_step(paged_engine *e, int32_t *n_active, paged_error *err) {
     if (!e) return paged__fail(err, PAGED_ERR_INVALID_ARG, "engine is NULL");
-    paged__drop_cancelled(e);
+    paged__drop_ended(e);
     paged__schedule(e);
-    /* Progress: a waiting request fits an empty pool by submit's check, so an idle engine with a queue would
-     * be our bug. */
+    /* Progress: an idle engine with a queue would be our bug. */
     PAGED_ASSERT(e->n_pieces > 0 || (e->n_running == 0 && e->n_waiting == 0));
-    reserve(e);
     if (e->n_pieces > 0) {
         paged__step step;
         const float *logits = NULL;
         paged_error why = {0};
         lay_out(e, &step);
-        paged_status s = paged__runner_step(e->runner, &step, &logits, &why);
+        paged_status s = e->backend.step(e->backend.self, &step, &logits, &why);
         if (s) {
-            /* Nothing was committed; what these requests hold goes back with them. */
-            for (int32_t i = 0; i < e->n_pieces; i++) {
-                e->pieces[i].request->error = s;
-                paged__request_finish(e, e->pieces[i].request, PAGED_FINISH_ERROR);
-            }
+            fail_pieces(e, s);
             return paged__fail(err, s, "the step failed: %s", why.message);
         }
+        e->stats.n_steps++;
+        e->stats.n_tokens += (uint64_t)step.n_tokens;
         take_results(e, logits);
     }
     if (n_active) *n_active = e->n_running + e->n_waiting;
