@@ -44,6 +44,8 @@ typedef struct paged_engine_config {
     int32_t n_threads;    /* 0: paged_cpu_count() */
     bool poison;          /* for tests: NaN in every slot that holds no token */
     bool no_prefix_cache; /* requests share nothing, and nothing is kept when they end */
+    bool no_packed_tails; /* last blocks are blocks also where packed tails (mem.h) are possible: block_size
+                           * 32 … 256, packed layout */
 } paged_engine_config;
 
 enum {
@@ -195,6 +197,7 @@ typedef struct paged_engine_info {
     const char *linear_kernels; /* "avx512_vnni, packed q8_0, q4_1": kernels, layout, types */
     size_t weight_bytes, pool_bytes, compute_bytes, kv_bytes_per_token;
     int32_t n_blocks;
+    bool packed_tails;
     bool deterministic;    /* every weight type passed the self-test of products */
     char determinism[200]; /* "q4_1: yes, q8_0: yes" */
 } paged_engine_info;
@@ -208,7 +211,9 @@ typedef struct paged_engine_stats {
     uint64_t n_steps, n_tokens;       /* since create: steps that computed, rows of them */
     uint64_t n_submitted, n_preemptions;
     uint64_t n_finished[PAGED_FINISH_KINDS];
-    uint64_t n_stalls; /* tokens put off by a step because nobody could give a block */
+    uint64_t n_cascade_steps, n_cascade_rows; /* steps in which a common beginning was read once for several
+                                               * requests; rows that this served */
+    uint64_t n_stalls;                        /* tokens put off by a step because nobody could give a block */
 } paged_engine_stats;
 
 PAGED_API void paged_engine_get_stats(const paged_engine *engine, paged_engine_stats *out);

@@ -62,8 +62,12 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
                                       .layout = c->kv_plain ? PAGED_LAYOUT_PLAIN : PAGED_LAYOUT_PACKED};
     const size_t block_bytes = paged_block_bytes(&group, c->block_size);
     const int64_t blocks_each = (c->n_ctx + c->block_size - 1) / c->block_size;
+    e->packed_tails = !c->no_packed_tails && !c->kv_plain && c->block_size >= 32 && c->block_size <= 256;
+    /* A packed tail that is full is copied to a block before its tiles are free. */
+    const int64_t n_spare = e->packed_tails;
     if (c->pool_bytes == 0 &&
-        (!block_bytes || !paged__mul(block_bytes, (size_t)(blocks_each * c->max_running), &c->pool_bytes)))
+        (!block_bytes ||
+         !paged__mul(block_bytes, (size_t)(blocks_each * c->max_running + n_spare), &c->pool_bytes)))
         return paged__fail(err, PAGED_ERR_NO_MEMORY,
                            "the pool for %d requests of %d tokens is larger than the address space",
                            c->max_running, c->n_ctx);
@@ -71,7 +75,8 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
         return paged__fail(err, PAGED_ERR_NO_BLOCKS,
                            "a pool of %zu bytes holds no block; one block of %d tokens needs %zu",
                            c->pool_bytes, c->block_size, block_bytes);
-    e->n_ctx = (int32_t)PAGED_MIN((int64_t)c->n_ctx, (int64_t)(c->pool_bytes / block_bytes) * c->block_size);
+    const int64_t n_slots = (int64_t)(c->pool_bytes / block_bytes) * c->block_size;
+    e->n_ctx = (int32_t)PAGED_MIN((int64_t)c->n_ctx, n_slots - n_spare);
     const paged_cache_config cc = {.struct_size = sizeof cc,
                                    .groups = &group,
                                    .n_groups = 1,
@@ -79,6 +84,7 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
                                    .pool_bytes = c->pool_bytes,
                                    .max_seqs = c->max_running,
                                    .max_seq_tokens = e->n_ctx,
+                                   .packed_tails = e->packed_tails,
                                    .poison = c->poison};
     paged_status s = paged_cache_create(&cc, &e->cache, err);
     paged_cache_stats stats;
@@ -109,6 +115,7 @@ static paged_status create_backend(paged_engine *e, const paged_model_info *info
                                      .max_seqs = c->max_running,
                                      .max_outputs = c->chunk_tokens,
                                      .max_k = e->n_ctx,
+                                     .max_shared_q = c->max_running > 1 ? c->max_running : 0,
                                      .n_threads = c->n_threads,
                                      .kv = kv};
     paged_status s = PAGED_OK;
@@ -134,11 +141,12 @@ static paged_status create_tables(paged_engine *e, paged_error *err) {
     e->outputs = paged__calloc(n, sizeof *e->outputs);
     e->step_slots = paged__calloc(n, sizeof *e->step_slots);
     e->cu_seqlens_q = paged__calloc(n_run + 1, sizeof *e->cu_seqlens_q);
+    e->shared = paged__calloc(n_run / 2 + 1, sizeof *e->shared);
     e->seqlens_k = paged__calloc(n_run, sizeof *e->seqlens_k);
     e->rows = paged__calloc(n_run, sizeof *e->rows);
     e->sampler = paged__sampler_create(e->n_vocab, e->tok);
     if (e->slots && e->waiting && e->running && e->pieces && e->step_tokens && e->positions && e->outputs &&
-        e->step_slots && e->cu_seqlens_q && e->seqlens_k && e->rows && e->sampler)
+        e->step_slots && e->shared && e->cu_seqlens_q && e->seqlens_k && e->rows && e->sampler)
         return PAGED_OK;
     return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %d requests", e->n_slots);
 }
@@ -195,6 +203,7 @@ void paged_engine_free(paged_engine *e) {
     paged__free(e->rows);
     paged__free(e->seqlens_k);
     paged__free(e->cu_seqlens_q);
+    paged__free(e->shared);
     paged__free(e->step_slots);
     paged__free(e->outputs);
     paged__free(e->positions);
@@ -228,6 +237,7 @@ void paged_engine_get_info(const paged_engine *e, paged_engine_info *out) {
         .compute_bytes = e->runner ? paged__runner_compute_bytes(e->runner) : 0,
         .kv_bytes_per_token = stats.block_bytes / (size_t)e->config.block_size,
         .n_blocks = stats.n_blocks,
+        .packed_tails = e->packed_tails,
         .deterministic = e->deterministic,
     };
     memcpy(out->determinism, e->determinism, sizeof out->determinism);

@@ -112,6 +112,7 @@ struct paged_engine {
     paged__request **waiting; /* [n_slots] best rank first */
     paged__request **running; /* [max_running] best rank first */
     int32_t n_waiting, n_running;
+    bool packed_tails;
     int32_t n_blocks;
     int32_t watermark;        /* blocks that an admission leaves to those that run */
     paged_engine_stats stats; /* what is counted since create */
@@ -123,8 +124,10 @@ struct paged_engine {
     int32_t n_pieces;
     int32_t *step_tokens, *positions, *outputs; /* [chunk_tokens] */
     int64_t *step_slots;                        /* [chunk_tokens] */
-    int32_t *cu_seqlens_q;                      /* [max_running + 1] */
-    int32_t *seqlens_k, *rows;                  /* [max_running] */
+    paged_shared *shared;                       /* [max_running / 2] */
+    int32_t n_shared;
+    int32_t *cu_seqlens_q;     /* [max_running + 1] */
+    int32_t *seqlens_k, *rows; /* [max_running] */
     struct paged__sampler *sampler;
 
     bool deterministic;

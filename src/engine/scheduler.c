@@ -12,9 +12,10 @@
  *
  * Who gives a block: never the oldest, and nobody a second time before he has made a token. If then all
  * others are of that kind, the request that is short sits out the step and keeps what it has: they hold all
- * that they need to get on, and afterwards they may give again. If there are no others it has filled the pool
- * alone and ends. So the oldest always gets on, some request makes progress in every step, and each one makes
- * a token between two preemptions.
+ * that they need to get on, and afterwards they may give again. If there are no others it goes back into the
+ * queue and begins again, since tiles of packed tails may lie scattered; if that finds no room it has filled
+ * the pool alone and ends. So the oldest always gets on, some request makes progress in every step, and each
+ * one makes a token between two preemptions.
  *
  * Progress: if nothing runs, the first of the queue is admitted or fails. */
 #include "engine/engine.h"
@@ -79,7 +80,7 @@ static paged_status reuse(paged_engine *e, paged__request *r) {
     }
     r->n_cached = match.n_matched;
     r->blocks_used = blocks_for(e, r->n_cached);
-    if (r->n_preemptions > 0) return PAGED_OK;
+    if (r->start_ns) return PAGED_OK;
     r->n_reused = match.n_matched;
     r->miss = match.why;
     return PAGED_OK;
@@ -91,16 +92,33 @@ static bool others_compute(const paged_engine *e, const paged__request *r) {
     return false;
 }
 
+/* For all that is left to compute. */
+static int32_t blocks_needed(const paged_engine *e, const paged__request *r) {
+    return paged_seq_blocks_needed(e->cache, r->seq, 0, r->n_tokens - r->n_cached);
+}
+
+/* Leaves a request that begins the whole blocks of what it found. */
+static void cut_to_blocks(paged_engine *e, paged__request *r) {
+    r->n_cached -= r->n_cached % e->config.block_size;
+    PAGED_ASSERT(paged_seq_truncate(e->cache, r->seq, r->n_cached) == PAGED_OK);
+    if (!r->start_ns) r->n_reused = r->n_cached;
+    r->blocks_used = blocks_for(e, r->n_cached);
+}
+
 /* From here on the request computes, and lacks nothing until it has made its next token. NO_BLOCKS: it does
  * not fit beside those that run. */
 static paged_status begin(paged_engine *e, paged__request *r) {
     const int32_t n_before = available(e), n_kept = others_compute(e, r) ? e->watermark : 0;
     paged_status s = reuse(e, r);
     if (s) return s;
-    const int32_t n_left = r->n_tokens - r->n_cached;
-    r->n_needed = n_before - available(e) + paged_seq_blocks_needed(e->cache, r->seq, 0, n_left) + n_kept;
+    r->n_needed = n_before - available(e) + blocks_needed(e, r) + n_kept;
+    if (r->n_needed > n_before && e->packed_tails && r->n_cached % e->config.block_size) {
+        /* What was found of a block lies in tiles, which take room until they have become a block. */
+        cut_to_blocks(e, r);
+        r->n_needed = n_before - available(e) + blocks_needed(e, r) + n_kept;
+    }
     if (r->n_needed > n_before) return PAGED_ERR_NO_BLOCKS;
-    s = paged_seq_reserve(e->cache, r->seq, n_left);
+    s = paged_seq_reserve(e->cache, r->seq, r->n_tokens - r->n_cached);
     if (s) return s;
     r->n_needed = 0;
     if (!r->start_ns) r->start_ns = paged__engine_now(e);
@@ -115,7 +133,12 @@ static bool try_to_begin(paged_engine *e, paged__request *r) {
         paged__request_wait(e, r, r->n_preemptions ? PAGED_WAIT_PREEMPTED : PAGED_WAIT_BLOCKS);
         return false;
     }
-    if (r->error) paged__request_finish(e, r, PAGED_FINISH_ERROR);
+    if (r->error == PAGED_ERR_NO_BLOCKS && r->n_tokens > r->n_prompt) { /* it has filled the pool alone */
+        r->error = PAGED_OK;
+        paged__request_finish(e, r, PAGED_FINISH_LENGTH);
+    } else if (r->error) {
+        paged__request_finish(e, r, PAGED_FINISH_ERROR);
+    }
     return true;
 }
 
@@ -215,7 +238,10 @@ static bool reserve_next(paged_engine *e, int32_t *at) {
             return false;
         } else {
             r->error = s == PAGED_ERR_NO_BLOCKS ? PAGED_OK : s;
-            paged__request_finish(e, r, r->error ? PAGED_FINISH_ERROR : PAGED_FINISH_LENGTH);
+            if (r->error)
+                paged__request_finish(e, r, PAGED_FINISH_ERROR);
+            else
+                paged__request_wait(e, r, PAGED_WAIT_BLOCKS);
             --*at;
             return false;
         }

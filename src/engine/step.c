@@ -12,7 +12,60 @@ static void lay_out_outputs(paged_engine *e, paged__piece *p, int32_t first_row,
     p->n_outputs = *n_outputs - p->first_output;
 }
 
+/* ---- cascade: requests that decode behind a common beginning ---- */
+
+/* Blocks that a sequence must have in common with another one for a split to be read once for both. */
+static int32_t blocks_of_split(const paged_engine *e) {
+    return (PAGED_ATTN_SPLIT + e->config.block_size - 1) / e->config.block_size;
+}
+
+static const int32_t *table_of(const paged_engine *e, const paged_tables *t, const paged__piece *p) {
+    return t->blocks + (int64_t)paged_seq_row(e->cache, p->request->seq) * t->seq_stride;
+}
+
+static bool may_share(const paged_engine *e, const paged__piece *p) {
+    return p->n_tokens == 1 && p->request->n_cached >= blocks_of_split(e) * e->config.block_size;
+}
+
+/* Tokens in blocks that all pieces first … end - 1 have in common. */
+static int32_t common_tokens(const paged_engine *e, const paged_tables *t, int32_t first, int32_t end) {
+    const int32_t *like = table_of(e, t, &e->pieces[first]);
+    int32_t n = e->pieces[first].request->n_cached / e->config.block_size;
+    for (int32_t i = first + 1; i < end; i++) {
+        const int32_t *table = table_of(e, t, &e->pieces[i]);
+        int32_t k = 0, n_own = PAGED_MIN(n, e->pieces[i].request->n_cached / e->config.block_size);
+        while (k < n_own && table[k] == like[k]) k++;
+        n = k;
+    }
+    return n * e->config.block_size;
+}
+
+/* Brings pieces with the same first split together. The block that ends it tells them apart: where it is the
+ * same, those before it are too, since a block is shared with all that comes before it, or not at all. */
+static void find_shared(paged_engine *e, const paged_tables *t) {
+    const int32_t last = blocks_of_split(e) - 1;
+    e->n_shared = 0;
+    for (int32_t first = 0, end; first < e->n_pieces; first = end) {
+        end = first + 1;
+        if (!may_share(e, &e->pieces[first])) continue;
+        const int32_t block = table_of(e, t, &e->pieces[first])[last];
+        for (int32_t i = end; i < e->n_pieces; i++) {
+            const paged__piece p = e->pieces[i];
+            if (!may_share(e, &p) || table_of(e, t, &p)[last] != block) continue;
+            e->pieces[i] = e->pieces[end];
+            e->pieces[end++] = p;
+        }
+        if (end == first + 1) continue;
+        e->shared[e->n_shared++] = (paged_shared){first, end - first, common_tokens(e, t, first, end)};
+        e->stats.n_cascade_rows += (uint64_t)(end - first);
+    }
+    e->stats.n_cascade_steps += e->n_shared > 0;
+}
+
 static void lay_out(paged_engine *e, paged__step *step) {
+    paged_tables tables = {0};
+    PAGED_ASSERT(paged_cache_tables(e->cache, 0, &tables) == PAGED_OK);
+    find_shared(e, &tables);
     int32_t n = 0, n_outputs = 0;
     for (int32_t i = 0; i < e->n_pieces; i++) {
         paged__piece *p = &e->pieces[i];
@@ -36,7 +89,9 @@ static void lay_out(paged_engine *e, paged__step *step) {
                           .n_outputs = n_outputs,
                           .outputs = e->outputs};
     step->batch.cu_seqlens_q = e->cu_seqlens_q;
-    PAGED_ASSERT(paged_cache_tables(e->cache, 0, &step->batch.tables) == PAGED_OK);
+    step->batch.n_shared = e->n_shared;
+    step->batch.shared = e->shared;
+    step->batch.tables = tables;
     step->batch.tables.rows = e->rows;
     step->batch.tables.seqlens_k = e->seqlens_k;
     step->batch.tables.n_seqs = e->n_pieces;

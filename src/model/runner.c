@@ -28,6 +28,7 @@ static paged_status create_attn(paged__runner *r, const paged_kv *kv, paged_erro
         .max_q = r->config.max_tokens,
         .max_seqs = r->config.max_seqs,
         .max_k = r->config.max_k,
+        .max_shared_q = r->config.max_shared_q,
     };
     return paged_attn_create(&c, &r->attn, err);
 }

@@ -17,6 +17,7 @@ typedef struct paged__runner paged__runner;
 typedef struct paged__runner_config {
     int32_t max_tokens, max_seqs, max_outputs; /* largest step */
     int32_t max_k;                             /* longest sequence */
+    int32_t max_shared_q;                      /* cascade: most rows of all sequences that share */
     int32_t n_threads;
     const paged_kv *kv; /* [n_layers] copied; what they point to is borrowed */
 } paged__runner_config;
