@@ -8,6 +8,8 @@
  * random and cold: copies of the matrix are walked in turns, 256 MB of them. Both sides start from f32
  * activations and end with f32 outputs; quantisation is part of the time.
  *
+ * A full run takes up to a quarter of an hour, --quick three minutes.
+ *
  * --loaded: for trying the bench beside other work; CPU time instead of wall, and no verdicts.
  *
  * Limits: 64-byte loads by all threads over 256 MB with prefetch, and chains of VPDPBUSD in registers.
@@ -54,7 +56,7 @@ static void must(bool ok, const char *what) {
     exit(EXIT_FAILURE);
 }
 
-/* Huge pages where the system gives them. Never given back: a case frees all by ending its process's need. */
+/* Zeros, in huge pages where the system gives them; munmap gives them back. */
 static uint8_t *map_bytes(size_t bytes) {
     uint8_t *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     must(p != MAP_FAILED, "mmap");
@@ -184,8 +186,10 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) static int64_t p
     for (int32_t n = 0; n < PEAK_LOOPS; n++) {
         __asm__ volatile("" : "+v"(x));
         STEP(0)
-        STEP(1) STEP(2) STEP(3) STEP(4) STEP(5) STEP(6) STEP(7) STEP(8) STEP(9) STEP(10) STEP(11) STEP(12)
-            STEP(13) STEP(14) STEP(15)
+        STEP(1)
+        STEP(2)
+        STEP(3) STEP(4) STEP(5) STEP(6) STEP(7) STEP(8) STEP(9) STEP(10) STEP(11) STEP(12) STEP(13) STEP(14)
+            STEP(15)
     }
 #undef STEP
     for (int i = 1; i < PEAK_CHAINS; i++) acc[0] = _mm512_add_epi32(acc[0], acc[i]);
@@ -311,9 +315,10 @@ static product open_product(paged__weight_type type, int32_t n_rows, int32_t n_c
     p.row_bytes = ggml_row_size(types[type].ggml, n_cols);
     p.gguf_bytes = p.row_bytes * (size_t)n_rows;
     p.packed_bytes = paged__matrix_bytes(type, n_rows, n_cols);
-    /* About as many operations a round for few tokens as for many; but never warm weights for few. */
-    const size_t cold = (cold_bytes + p.gguf_bytes - 1) / p.gguf_bytes;
-    p.n_copies = n_tokens <= 16 ? (int32_t)cold : (int32_t)PAGED_MIN(cold, (size_t)(1 + 256 / n_tokens));
+    /* Cold weights, but no more operations a round than let some rounds pass in a few seconds. */
+    const int64_t cold = (int64_t)((cold_bytes + p.gguf_bytes - 1) / p.gguf_bytes);
+    const int64_t few = (int64_t)4000000000 / (2 * (int64_t)n_rows * n_cols * n_tokens);
+    p.n_copies = (int32_t)(n_tokens == 1 ? cold : PAGED_MIN(cold, PAGED_MAX(few, 1)));
     float *row = malloc((size_t)n_cols * sizeof *row);
     p.x = malloc((size_t)n_tokens * (size_t)n_cols * sizeof(float));
     p.y = malloc((size_t)n_tokens * (size_t)n_rows * sizeof(float));
@@ -445,7 +450,7 @@ typedef double (*round_fn)(void *arg, int32_t index, double limit, bool *clean);
 
 static int32_t rounds(limit which, round_fn value, void *arg, double *values) {
     const int32_t wanted = options.quick ? ROUNDS_LEAST : 40;
-    const double give_up = clock_s(CLOCK_MONOTONIC) + (options.quick ? 4 : 20);
+    const double give_up = clock_s(CLOCK_MONOTONIC) + (options.quick ? 2 : 8);
     int32_t n = 0;
     for (int32_t i = 0; n < wanted && (i == 0 || clock_s(CLOCK_MONOTONIC) < give_up); i++) {
         bool clean = true;
@@ -539,7 +544,8 @@ static void beside_ggml(void) {
         int32_t n;
         double must, aim;
     } batches[] = {{1, 1.0, 1.2}, {8, 2, 4}, {64, 4, 8}};
-    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
+    const size_t step = options.quick ? 4 : 1;
+    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s += step)
         for (size_t t = 0; t < 3; t++)
             for (size_t b = 0; b < 3; b++)
                 product_case("ggml", list[t], shapes[s][0], shapes[s][1], batches[b].n, LIMIT_NONE,

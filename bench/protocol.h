@@ -3,10 +3,13 @@
  *
  * One command a line on stdin, one line of JSON on stdout for each; a program ends when stdin does.
  *
- *     prefill N    forget what is open; N prompt tokens, and the first token that follows, chosen greedily
- *     decode N     N more tokens of what is open, one step each
+ *     prefill N       forget what is open; N prompt tokens, and the first token that follows, chosen greedily
+ *     requests B N    the same with B requests of N tokens each, all different
+ *     decode N        N more tokens of everything that is open, one step each
+ *     read N          read the weights N times, as fast as memory gives them (ours only)
  *
- *     {"tokens": N, "seconds": wall, "cpu_seconds": of all threads, "token": the newest one, …}
+ *     {"tokens": of all requests, "seconds": wall, "cpu_seconds": of all threads, "token": the newest one of
+ *      the first request, …}
  *
  * The clock runs around the call alone: no I/O, and nothing that happens before the command was read.
  */
@@ -22,8 +25,9 @@
 
 typedef struct bench_side {
     void *self;
-    bool (*prefill)(void *self, int32_t n_tokens);
+    bool (*open)(void *self, int32_t n_requests, int32_t n_tokens);
     bool (*decode)(void *self, int32_t n_tokens);
+    int64_t (*read)(void *self); /* reads the weights once, returns the bytes; NULL: cannot */
     int32_t (*last_token)(const void *self);
     /* More fields of the answer, each with a comma before it; may be NULL. */
     void (*report)(const void *self, FILE *out);
@@ -35,18 +39,46 @@ static inline double bench_seconds(clockid_t clock) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Token `i` of every prompt: scattered over the vocabulary, so that embedding rows are not all in cache. */
-static inline int32_t bench_token(int32_t i, int32_t n_vocab) {
-    return (int32_t)(((int64_t)i * 7919 + 1000) % n_vocab);
+/* Token `i` of prompt `request`: scattered over the vocabulary, so that embedding rows are not all in
+ * cache. */
+static inline int32_t bench_token(int32_t request, int32_t i, int32_t n_vocab) {
+    return (int32_t)(((int64_t)i * 7919 + 1000 + (int64_t)request * 12345) % n_vocab);
 }
 
-static inline bool bench_answer(const bench_side *side, bool is_prefill, int32_t n_tokens) {
+typedef enum bench_verb { BENCH_OPEN, BENCH_DECODE, BENCH_READ } bench_verb;
+
+typedef struct bench_command {
+    bench_verb verb;
+    int n_requests, n; /* tokens, or times */
+} bench_command;
+
+static inline bool bench_parse(const char *line, bench_command *c) {
+    *c = (bench_command){.verb = BENCH_OPEN, .n_requests = 1};
+    if (sscanf(line, "requests %d %d", &c->n_requests, &c->n) == 2) return c->n_requests > 0 && c->n > 0;
+    if (sscanf(line, "prefill %d", &c->n) == 1) return c->n > 0;
+    c->verb = sscanf(line, "decode %d", &c->n) == 1 ? BENCH_DECODE : BENCH_READ;
+    return c->n > 0 || (sscanf(line, "read %d", &c->n) == 1 && c->n > 0);
+}
+
+/* *bytes: what a `read` has read. */
+static inline bool bench_do(const bench_side *side, const bench_command *c, int64_t *bytes) {
+    if (c->verb == BENCH_OPEN) return side->open(side->self, c->n_requests, c->n);
+    if (c->verb == BENCH_DECODE) return side->decode(side->self, c->n);
+    for (int i = 0; side->read && i < c->n; i++) *bytes += side->read(side->self);
+    return *bytes > 0;
+}
+
+/* *n_open: how many requests a `decode` advances. */
+static inline bool bench_answer(const bench_side *side, const bench_command *c, int *n_open) {
+    int64_t bytes = 0;
+    if (c->verb == BENCH_OPEN) *n_open = c->n_requests;
     const double cpu = bench_seconds(CLOCK_PROCESS_CPUTIME_ID), wall = bench_seconds(CLOCK_MONOTONIC);
-    if (!(is_prefill ? side->prefill : side->decode)(side->self, n_tokens)) return false;
+    if (!bench_do(side, c, &bytes)) return false;
     const double seconds = bench_seconds(CLOCK_MONOTONIC) - wall;
     const double cpu_seconds = bench_seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu;
-    printf("{\"tokens\": %d, \"seconds\": %.6f, \"cpu_seconds\": %.6f, \"token\": %d", n_tokens, seconds,
-           cpu_seconds, side->last_token(side->self));
+    printf("{\"tokens\": %lld, \"seconds\": %.6f, \"cpu_seconds\": %.6f, \"token\": %d",
+           bytes ? 0LL : (long long)c->n * *n_open, seconds, cpu_seconds, side->last_token(side->self));
+    if (bytes) printf(", \"bytes\": %lld", (long long)bytes);
     if (side->report) side->report(side->self, stdout);
     puts("}");
     return fflush(stdout) == 0;
@@ -54,16 +86,15 @@ static inline bool bench_answer(const bench_side *side, bool is_prefill, int32_t
 
 /* Answers until stdin ends. Returns the exit status of the program. */
 static inline int bench_serve(const bench_side *side) {
-    char line[64], verb[16];
-    int n_tokens;
+    char line[64];
+    bench_command c;
+    int n_open = 0;
     while (fgets(line, sizeof line, stdin)) {
-        const bool is_pair = sscanf(line, "%15s %d", verb, &n_tokens) == 2 && n_tokens > 0;
-        const bool is_prefill = is_pair && strcmp(verb, "prefill") == 0;
-        if (!is_prefill && !(is_pair && strcmp(verb, "decode") == 0)) {
-            fprintf(stderr, "neither `prefill N` nor `decode N`: %s", line);
+        if (!bench_parse(line, &c)) {
+            fprintf(stderr, "none of the commands of bench/protocol.h: %s", line);
             return EXIT_FAILURE;
         }
-        if (!bench_answer(side, is_prefill, n_tokens)) return EXIT_FAILURE;
+        if (!bench_answer(side, &c, &n_open)) return EXIT_FAILURE;
     }
     return EXIT_SUCCESS;
 }

@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct tiny_shape {
     int n_layers, n_heads, n_kv_heads, head_dim, n_ff, n_ctx;
@@ -26,16 +27,21 @@ static float tiny_random(void) { /* uniform in -1 … 1 */
     return (float)(int32_t)(tiny_state >> 32) / 2147483648.0f;
 }
 
+/* Values of `type`, stored as `stored`: the same, or f32. */
 static void tiny_tensor(struct ggml_context *ctx, struct gguf_context *g, const char *name,
-                        enum ggml_type type, int64_t ne0, int64_t ne1, float scale, float offset) {
+                        enum ggml_type type, enum ggml_type stored, int64_t ne0, int64_t ne1, float scale,
+                        float offset) {
     struct ggml_tensor *t =
-        ne1 == 1 ? ggml_new_tensor_1d(ctx, type, ne0) : ggml_new_tensor_2d(ctx, type, ne0, ne1);
-    float *row = malloc((size_t)ne0 * sizeof *row);
+        ne1 == 1 ? ggml_new_tensor_1d(ctx, stored, ne0) : ggml_new_tensor_2d(ctx, stored, ne0, ne1);
+    float *row = malloc((size_t)ne0 * sizeof *row), *packed = malloc((size_t)ne0 * sizeof *row);
     for (int64_t r = 0; r < ne1; r++) {
         for (int64_t i = 0; i < ne0; i++) row[i] = offset + scale * tiny_random();
-        ggml_quantize_chunk(type, row, (char *)t->data + (size_t)r * ggml_row_size(type, ne0), 0, 1, ne0,
-                            NULL);
+        ggml_quantize_chunk(type, row, packed, 0, 1, ne0, NULL);
+        if (stored != type) ggml_get_type_traits(type)->to_float(packed, row, ne0);
+        memcpy((char *)t->data + (size_t)r * ggml_row_size(stored, ne0), stored == type ? packed : row,
+               ggml_row_size(stored, ne0));
     }
+    free(packed);
     free(row);
     ggml_set_name(t, name);
     gguf_add_tensor(g, t);
@@ -78,8 +84,10 @@ static void tiny_vocab(struct gguf_context *g) {
     gguf_set_val_bool(g, "tokenizer.ggml.add_bos_token", false);
 }
 
-/* Returns false when the file could not be written. */
-static bool tiny_model_write(const char *path, const tiny_shape *s, uint64_t seed) {
+/* V, up and down have the type `other`; with as_f32 all values are those of these types, but stored as f32.
+ * Returns false when the file could not be written. */
+static bool tiny_model_write_mixed(const char *path, const tiny_shape *s, uint64_t seed, enum ggml_type other,
+                                   bool as_f32) {
     struct ggml_context *ctx = ggml_init((struct ggml_init_params){.mem_size = (size_t)64 << 20});
     struct gguf_context *g = gguf_init_empty();
     const int n_embd = s->n_heads * s->head_dim;
@@ -97,8 +105,9 @@ static bool tiny_model_write(const char *path, const tiny_shape *s, uint64_t see
     gguf_set_val_f32(g, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
     gguf_set_val_f32(g, "llama.rope.freq_base", 10000.0f);
     tiny_vocab(g);
-    tiny_tensor(ctx, g, "token_embd.weight", s->type, n_embd, TINY_VOCAB, 1.0f, 0);
-    tiny_tensor(ctx, g, "output_norm.weight", GGML_TYPE_F32, n_embd, 1, 0.3f, 1);
+    tiny_tensor(ctx, g, "token_embd.weight", s->type, as_f32 ? GGML_TYPE_F32 : s->type, n_embd, TINY_VOCAB,
+                1.0f, 0);
+    tiny_tensor(ctx, g, "output_norm.weight", GGML_TYPE_F32, GGML_TYPE_F32, n_embd, 1, 0.3f, 1);
     for (int l = 0; l < s->n_layers; l++) {
         const struct {
             const char *part;
@@ -113,9 +122,10 @@ static bool tiny_model_write(const char *path, const tiny_shape *s, uint64_t see
                      {"ffn_up", n_embd, s->n_ff},
                      {"ffn_down", s->n_ff, n_embd}};
         for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-            const bool is_norm = parts[i].ne1 == 1;
+            const bool is_norm = parts[i].ne1 == 1, is_other = i == 3 || i == 7 || i == 8;
+            const enum ggml_type type = is_norm ? GGML_TYPE_F32 : is_other ? other : s->type;
             snprintf(name, sizeof name, "blk.%d.%s.weight", l, parts[i].part);
-            tiny_tensor(ctx, g, name, is_norm ? GGML_TYPE_F32 : s->type, parts[i].ne0, parts[i].ne1,
+            tiny_tensor(ctx, g, name, type, as_f32 ? GGML_TYPE_F32 : type, parts[i].ne0, parts[i].ne1,
                         is_norm ? 0.3f : 2 * w, is_norm ? 1 : 0);
         }
     }
@@ -123,6 +133,10 @@ static bool tiny_model_write(const char *path, const tiny_shape *s, uint64_t see
     gguf_free(g);
     ggml_free(ctx);
     return ok;
+}
+
+__attribute__((unused)) static bool tiny_model_write(const char *path, const tiny_shape *s, uint64_t seed) {
+    return tiny_model_write_mixed(path, s, seed, s->type, false);
 }
 
 #endif

@@ -26,13 +26,15 @@ static void take_next(peer *p) {
     p->next = best;
 }
 
-static bool prefill(void *self, int32_t n_tokens) {
+/* One request at a time. */
+static bool open_request(void *self, int32_t n_requests, int32_t n_tokens) {
     peer *p = self;
+    if (n_requests != 1) return false;
     llama_token chunk[CHUNK];
     llama_memory_clear(llama_get_memory(p->ctx), false);
     for (int32_t done = 0; done < n_tokens; done += CHUNK) {
         const int32_t n = n_tokens - done < CHUNK ? n_tokens - done : CHUNK;
-        for (int32_t i = 0; i < n; i++) chunk[i] = bench_token(done + i, p->n_vocab);
+        for (int32_t i = 0; i < n; i++) chunk[i] = bench_token(0, done + i, p->n_vocab);
         if (llama_decode(p->ctx, llama_batch_get_one(chunk, n)) != 0) return false;
     }
     take_next(p);
@@ -81,7 +83,8 @@ int main(int argc, char **argv) {
     ggml_backend_load_all();
     int status = EXIT_FAILURE;
     if (open_peer(&p, argv[1], atoi(argv[2]), (uint32_t)atoi(argv[3]))) {
-        const bench_side side = {.self = &p, .prefill = prefill, .decode = decode, .last_token = last_token};
+        const bench_side side = {
+            .self = &p, .open = open_request, .decode = decode, .last_token = last_token};
         status = bench_serve(&side);
     }
     if (p.ctx) llama_free(p.ctx);

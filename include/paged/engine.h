@@ -36,7 +36,7 @@ typedef struct paged_engine_config {
     int32_t n_ctx; /* tokens of the longest request; 0: the model's context, or less if the pool is smaller */
     size_t pool_bytes;    /* 0: what max_running requests of n_ctx need */
     int32_t block_size;   /* 0: 16 */
-    paged_type kv_type;   /* f16 by default */
+    paged_type kv_type;   /* f16 by default; i8 asks for head sizes that are multiples of 4 */
     bool kv_plain;        /* keys and values in the plain layout instead of the packed one */
     int32_t max_running;  /* requests in one step; 0: 1 */
     int32_t max_waiting;  /* 0: 64 */

@@ -50,10 +50,13 @@ typedef struct paged_arena {
     void *ctx;
     uint8_t *base;     /* first byte; never moves; NULL where the bytes cannot be addressed (a device) */
     size_t size_bytes; /* address space, reserved once */
-    paged_status (*back)(void *ctx, size_t offset, size_t size_bytes);   /* make usable; idempotent */
-    paged_status (*unback)(void *ctx, size_t offset, size_t size_bytes); /* give back to the system */
+    paged_status (*back)(void *ctx, size_t offset, size_t size_bytes); /* make usable; idempotent */
+    /* Gives back to the system; NULL: what is backed stays so. */
+    paged_status (*unback)(void *ctx, size_t offset, size_t size_bytes);
     paged_status (*copy)(void *ctx, size_t dst, size_t src, size_t size_bytes);
     void (*destroy)(void *ctx);
+    size_t granule_bytes; /* the unit of back and unback, which only see multiples of it (or the end of the
+                           * pool); a power of two; 0: 2 MiB */
 } paged_arena;
 
 /* Anonymous memory of this machine in huge pages where the system gives them, backed on first use. Errors:
@@ -93,14 +96,21 @@ typedef struct paged_cache_config {
     const paged_group_config *groups; /* [n_groups] copied */
     int32_t n_groups;                 /* 1 … PAGED_GROUPS_MAX */
     int32_t block_size;               /* tokens, 1 … 1024; 0: 16 */
-    size_t pool_bytes;                /* KV bytes, the limit of what blocks may take */
+    size_t pool_bytes;                /* KV bytes: address space, and the highest limit */
     int32_t max_seqs;                 /* 0: 64 */
     int32_t max_seq_tokens;           /* longest sequence; 0: what the pool holds */
     const paged_arena *arena; /* NULL: a host arena of its own. Else borrowed, at least pool_bytes long */
     bool poison; /* for tests: blocks are filled with NaN when they are taken and when they are freed */
     paged_event_fn event; /* NULL: none */
     void *event_user;
-    bool packed_tails; /* see above; asks for a block_size of 32 … 256, packed layout in all groups */
+    size_t max_bytes;    /* first limit, see paged_cache_set_max_bytes(); 0: pool_bytes */
+    uint64_t trim_after; /* by the clock of paged_cache_set_clock(), which gives memory that no block was in
+                          * for so long back to the system; 0: only paged_cache_trim() does */
+    bool contiguous;     /* the documents' enable_paged false, a baseline to compare with: a sequence takes
+                          * consecutive blocks for max_seq_tokens (which must be set) with its first
+                          * reservation and keeps them until it is freed. Nothing is shared: a match finds
+                          * nothing, a fork copies, a window gives nothing back */
+    bool packed_tails;   /* see above; asks for a block_size of 32 … 256, packed layout in all groups */
 } paged_cache_config;
 
 enum { PAGED_GROUPS_MAX = 16 };
@@ -202,11 +212,43 @@ PAGED_API paged_status paged_prefix_keep(paged_cache *cache, const paged_namespa
                                          const int32_t *tokens, int32_t n_tokens, int32_t priority,
                                          uint64_t until, int32_t *n_kept);
 
-/* Tells the time, in the caller's unit, which never goes back; pins that end by then are released. */
+/* Tells the time, in the caller's unit, which never goes back; pins that end by then are released, and
+ * memory that was idle for config.trim_after goes back to the system, at most 64 granules (128 MiB) a call.
+ */
 PAGED_API void paged_cache_set_clock(paged_cache *cache, uint64_t now);
 
 /* Evicts everything that is cached and not in use or pinned. */
 PAGED_API void paged_cache_clear(paged_cache *cache);
+
+/* ---- an elastic pool ---- */
+
+/* The pool's memory follows its blocks. It is backed when a block in it is first taken. Blocks are taken
+ * where most are taken already, so that other places run empty; memory that the last block left is idle until
+ * it is used again or given back: by paged_cache_trim(), with time by paged_cache_set_clock(), and at once
+ * when the limit needs it. The addresses of blocks never change. */
+
+/* Changes what blocks in use and cached ones together may take from now on; 0: pool_bytes. A reservation that
+ * would go beyond is refused (NO_BLOCKS), what is cached beyond is evicted here, and what is in use beyond
+ * stays until its sequences let go. Memory backed is at most the limit, too, but for free blocks between ones
+ * in use, which paged_cache_compact() can gather. O(what it evicts and gives back). Errors: INVALID_ARG (more
+ * than pool_bytes). */
+PAGED_API paged_status paged_cache_set_max_bytes(paged_cache *cache, size_t max_bytes);
+
+/* Gives idle memory back to the system, the longest idle first, until at most keep_bytes of it are left. It
+ * does nothing with an arena that takes nothing back.
+ * Errors: INVALID_ARG, what the arena says; what went before an error is gone. */
+PAGED_API paged_status paged_cache_trim(paged_cache *cache, size_t keep_bytes);
+
+/* Copies blocks, at most budget_bytes of them, from the emptiest places into free ones of the fullest, so
+ * that memory becomes idle. Cached blocks move; with in_use those of sequences, too, and their tables are
+ * rewritten: between steps, that is while nobody holds block ids, slots or a plan made from them. An extent
+ * is drained only if the free blocks of others hold all of it, so that a call with nothing to gain does
+ * nothing. *moved_bytes: copied, 0: nothing is left to do (may be NULL). O(blocks moved), and O(table
+ * entries) if blocks in use moved. Errors: INVALID_ARG, what the arena says; then no block has moved.
+ * Method: the emptiest segments first, as the cleaner of a log-structured file system (Rosenblum and
+ * Ousterhout, 1992). */
+PAGED_API paged_status paged_cache_compact(paged_cache *cache, size_t budget_bytes, bool in_use,
+                                           size_t *moved_bytes);
 
 /* ---- growing and shrinking ---- */
 
@@ -233,7 +275,7 @@ PAGED_API paged_status paged_seq_commit(paged_cache *cache, paged_seq seq, const
 PAGED_API paged_status paged_seq_truncate(paged_cache *cache, paged_seq seq, int32_t n_tokens);
 
 /* A new sequence with the same committed tokens in the same blocks. A reservation is not inherited. Errors:
- * NO_SEQS, NO_MEMORY, STALE. */
+ * NO_SEQS, STALE; where it copies (config.contiguous) NO_BLOCKS and what the arena says, too. */
 PAGED_API paged_status paged_seq_fork(paged_cache *cache, paged_seq parent, paged_seq *out);
 
 PAGED_API int32_t paged_seq_len(const paged_cache *cache, paged_seq seq); /* committed tokens; -1: stale */
@@ -282,6 +324,12 @@ typedef struct paged_cache_stats {
     uint64_t n_packed;               /* tails that became blocks, in each group */
     uint64_t n_waits, n_handovers;   /* promises that waited; waiters that became producers */
     uint64_t n_evicted_blocks;       /* of groups with a window, while their entry stayed */
+    /* more blocks of group 0 that could be in use: free or evictable, and within max_bytes */
+    int32_t n_available;
+    size_t max_bytes, cached_bytes; /* the limit; cached blocks */
+    size_t idle_bytes;              /* backed memory without a block */
+    uint64_t n_backed, n_unbacked;  /* granules taken from the system, given back */
+    uint64_t n_moves;               /* blocks moved by compaction */
 } paged_cache_stats;
 
 PAGED_API void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out);

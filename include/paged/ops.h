@@ -48,10 +48,10 @@ enum {
  *   k     [n_tokens, n_kv_heads, head_dim_k] f32, rows of k_stride elements (0: dense)
  *   v     [n_tokens, n_kv_heads, head_dim_v] f32, rows of v_stride elements (0: dense)
  *   slots [n_tokens] block * block_size + offset; a negative slot skips its token
- * f32 -> f16/bf16 rounds to nearest even and saturates to the largest finite value. NaN is stored as NaN and
- * counted. Thread rule: tokens are divided among ith of nth callers; two tokens of one call must not share a
- * slot. Returns the number of NaN seen by this thread. Cannot fail: check slots with paged_kv_check_slots
- * first. */
+ * f32 -> f16/bf16 rounds to nearest even and saturates to the largest finite value; i8 as kv.h says. NaN is
+ * stored as NaN (in i8 its whole row is) and counted. Thread rule: tokens are divided among ith of nth
+ * callers; two tokens of one call must not share a slot. Returns the number of NaN seen by this thread.
+ * Cannot fail: check slots with paged_kv_check_slots first. */
 PAGED_API int64_t paged_kv_write(const paged_kv *kv, const float *k, int64_t k_stride, const float *v,
                                  int64_t v_stride, const int64_t *slots, int32_t n_tokens, int32_t ith,
                                  int32_t nth);
@@ -137,9 +137,9 @@ PAGED_API paged_status paged_attn_create(const paged_attn_config *config, paged_
 PAGED_API void paged_attn_free(paged_attn *attn); /* NULL is fine */
 
 /* Checks the whole batch against `kv` (shapes, lengths, every table entry that a run will read) and lays out
- * the work. `kv` stands for all layers of the group: run may be given another one that differs in `k` and `v`
- * only. On failure the plan of before is gone and run does nothing. Errors: INVALID_ARG naming sequence,
- * entry and value; LIMIT. */
+ * the work. `kv` stands for all layers of the group: run may be given another one that differs in `k`, `v`
+ * and the addresses of their scales only. On failure the plan of before is gone and run does nothing. Errors:
+ * INVALID_ARG naming sequence, entry and value; LIMIT. */
 PAGED_API paged_status paged_attn_plan(paged_attn *attn, const paged_batch *batch, const paged_kv *kv,
                                        paged_error *err);
 
@@ -171,7 +171,7 @@ PAGED_API bool paged_attn_needs_merge(const paged_attn *attn);
 PAGED_API void paged_attn_merge_states(float *out_a, float *lse_a, const float *out_b, const float *lse_b,
                                        int64_t n_rows, int32_t head_dim);
 
-/* "avx512_bf16", "avx512", "avx2" or "ref": the kernels chosen at create. Static. */
+/* "avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon" or "ref": the kernels chosen at create. Static. */
 PAGED_API const char *paged_attn_kernels(const paged_attn *attn);
 
 #ifdef __cplusplus

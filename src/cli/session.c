@@ -9,7 +9,7 @@
 #include "base/base.h"
 #include "cli/plan.h"
 
-const char *const paged__kv_types[] = {"f16", "f32", "bf16", NULL};
+const char *const paged__kv_types[] = {"f16", "f32", "bf16", "int8", NULL};
 const char *const paged__log_levels[] = {"error", "warn", "info", "debug", NULL};
 
 /* ---- model and engine ---- */

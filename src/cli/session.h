@@ -150,7 +150,7 @@ extern const char *const paged__log_levels[]; /* index: paged_log_level */
          0,                                                                                                  \
          0,                                                                                                  \
          paged__kv_types,                                                                                    \
-         "f16, f32 or bf16 (default: f16)"},                                                                 \
+         "f16, f32, bf16 or int8 (default: f16)"},                                                                 \
         {PAGED__OPTION_INT,                                                                                  \
          0,                                                                                                  \
          "block-size",                                                                                       \

@@ -32,7 +32,8 @@ static paged_status fill_defaults(const paged_model_info *info, paged_engine_con
                            c->max_running, RUNNING_MAX, c->max_waiting, RUNNING_MAX * 16);
     if (c->n_threads < 1 || c->n_threads > THREADS_MAX)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "n_threads is %d; 1 … %d", c->n_threads, THREADS_MAX);
-    if (c->kv_type != PAGED_TYPE_F16 && c->kv_type != PAGED_TYPE_F32 && c->kv_type != PAGED_TYPE_BF16)
+    if (c->kv_type != PAGED_TYPE_F16 && c->kv_type != PAGED_TYPE_F32 && c->kv_type != PAGED_TYPE_BF16 &&
+        c->kv_type != PAGED_TYPE_I8)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "kv_type is %d", (int)c->kv_type);
     if (c->chunk_tokens == 0) c->chunk_tokens = PAGED_MAX(PAGED_MIN(DEFAULT_CHUNK, c->n_ctx), c->max_running);
     if (c->chunk_tokens < 1 || c->chunk_tokens > CHUNK_MAX)
@@ -85,6 +86,7 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
                                    .max_seqs = c->max_running,
                                    .max_seq_tokens = e->n_ctx,
                                    .packed_tails = e->packed_tails,
+                                   .trim_after = 10 * 1000000000ull, /* ns, as of paged__now_ns() */
                                    .poison = c->poison};
     paged_status s = paged_cache_create(&cc, &e->cache, err);
     paged_cache_stats stats;

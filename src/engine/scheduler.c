@@ -24,9 +24,11 @@ static int32_t blocks_for(const paged_engine *e, int32_t n_tokens) {
     return (n_tokens + e->config.block_size - 1) / e->config.block_size;
 }
 
-/* Blocks that a reservation may take: free ones, and cached ones, which go for it. */
+/* Blocks that a reservation may take: free ones and cached ones, which go for it, within the pool's limit. */
 static int32_t available(const paged_engine *e) {
-    return e->n_blocks - e->cache->groups[0].n_used;
+    const paged_cache *c = e->cache;
+    const size_t left = c->used_bytes < c->max_bytes ? c->max_bytes - c->used_bytes : 0;
+    return (int32_t)PAGED_MIN((size_t)(e->n_blocks - c->groups[0].n_used), left / c->groups[0].block_bytes);
 }
 
 void paged__drop_ended(paged_engine *e) {
@@ -250,34 +252,33 @@ static bool reserve_next(paged_engine *e, int32_t *at) {
 
 /* One token each, before any prompt: their streams keep moving while a long prompt is computed beside
  * them. */
-static void add_decoding(paged_engine *e, int32_t *budget) {
-    for (int32_t i = 0; i<e->n_running && * budget> e->n_pieces; i++) {
+static void add_decoding(paged_engine *e, int32_t budget) {
+    for (int32_t i = 0; i < e->n_running && e->n_pieces < budget; i++) {
         paged__request *r = e->running[i];
         if (!decodes(r)) continue;
         r->wait = PAGED_WAIT_NONE;
         if (reserve_next(e, &i)) add_piece(e, r, 1);
     }
-    *budget -= e->n_pieces;
 }
 
 /* What begins lacks nothing (see begin). */
-static void add_prompts(paged_engine *e, int32_t *budget) {
-    for (int32_t i = 0; i<e->n_running && * budget> 0; i++) {
+static void add_prompts(paged_engine *e, int32_t budget) {
+    for (int32_t i = 0; i < e->n_running && budget > 0; i++) {
         paged__request *r = e->running[i];
         if (r->awaits || decodes(r)) continue;
-        const int32_t n = PAGED_MIN(r->n_tokens - r->n_cached, *budget);
+        const int32_t n = PAGED_MIN(r->n_tokens - r->n_cached, budget);
         add_piece(e, r, n);
-        *budget -= n;
+        budget -= n;
     }
 }
 
 void paged__schedule(paged_engine *e) {
     const uint64_t n_preemptions = e->stats.n_preemptions, n_stalls = e->stats.n_stalls;
-    int32_t budget = e->config.chunk_tokens;
+    paged_cache_set_clock(e->cache, paged__engine_now(e)); /* memory that was idle for long goes back */
     e->n_pieces = 0;
     wake(e);
-    add_decoding(e, &budget);
+    add_decoding(e, e->config.chunk_tokens);
     if ((n_preemptions == e->stats.n_preemptions && n_stalls == e->stats.n_stalls) || e->n_running == 0)
         admit(e);
-    add_prompts(e, &budget);
+    add_prompts(e, e->config.chunk_tokens - e->n_pieces);
 }

@@ -1,6 +1,13 @@
 /* arena.c: memory of this machine behind the paged_arena seam.
  *
  * The address space is reserved once and never moves; a page costs memory only between back and unback.
+ *
+ * Memory goes back by MADV_DONTNEED: it is gone from the process at once, a huge page in one piece if the
+ * range covers it. MADV_FREE would leave it in the process until the system runs short, where nobody could
+ * see or promise anything, and splits huge pages. The pages stay writable: to protect them again each time
+ * would cut the mapping into as many pieces as there are borders between backed and not; the system allows
+ * 65530.
+ *
  * The base lies on a 2 MiB border, so that the system can give huge pages: random blocks of many KiB else
  * miss the TLB on every head. */
 #include <errno.h>
@@ -36,7 +43,6 @@ static paged_status host_unback(void *ctx, size_t offset, size_t size_bytes) {
     size_t first, end;
     if (!page_range(host, offset, size_bytes, &first, &end)) return PAGED_ERR_INVALID_ARG;
     if (madvise(host->base + first, end - first, MADV_DONTNEED) != 0) return PAGED_ERR_IO;
-    if (mprotect(host->base + first, end - first, PROT_NONE) != 0) return PAGED_ERR_IO;
     return PAGED_OK;
 }
 
@@ -82,6 +88,7 @@ paged_status paged_arena_create_host(size_t size_bytes, paged_arena *out, paged_
     *out = (paged_arena){.ctx = host,
                          .base = host->base,
                          .size_bytes = arena_bytes,
+                         .granule_bytes = PAGED__GRANULE,
                          .back = host_back,
                          .unback = host_unback,
                          .copy = host_copy,

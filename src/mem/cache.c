@@ -62,8 +62,37 @@ static paged_status check_config(const paged_cache_config *config, paged_error *
         return paged__fail(err, PAGED_ERR_INVALID_ARG,
                            "arena has %zu bytes for pool_bytes %zu, or no back or no copy", arena->size_bytes,
                            config->pool_bytes);
+    size_t granule_bytes = arena && arena->granule_bytes ? arena->granule_bytes : PAGED__GRANULE;
+    if (arena &&
+        (granule_bytes & (granule_bytes - 1) || (config->pool_bytes - 1) / granule_bytes >= INT32_MAX))
+        return paged__fail(err, PAGED_ERR_INVALID_ARG,
+                           "arena.granule_bytes %zu is no power of two, or too small for pool_bytes %zu",
+                           granule_bytes, config->pool_bytes);
+    if (config->max_bytes > config->pool_bytes)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "max_bytes %zu, pool_bytes %zu", config->max_bytes,
+                           config->pool_bytes);
+    if (config->contiguous && config->packed_tails)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "contiguous, and packed_tails, which share blocks");
+    if (config->contiguous && config->max_seq_tokens == 0)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "contiguous asks for max_seq_tokens");
     if (config->poison && arena && !arena->base)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "poison asks for an arena with a base");
+    return PAGED_OK;
+}
+
+/* Extents of contiguous mode: the whole of one sequence in the group with the largest blocks, wherever the
+ * extent begins. */
+static paged_status size_runs(paged_cache *cache, paged_error *err) {
+    size_t largest = 0;
+    for (int32_t g = 0; g < cache->n_groups; g++) largest = PAGED_MAX(largest, cache->groups[g].block_bytes);
+    size_t n_blocks = (size_t)cache->max_blocks + (cache->n_groups > 1);
+    bool fits = paged__mul(n_blocks, largest, &cache->extent_bytes);
+    size_t n_extents = fits ? cache->pool_bytes / cache->extent_bytes : 0;
+    if (n_extents < (size_t)cache->n_groups)
+        return paged__fail(err, PAGED_ERR_NO_BLOCKS,
+                           "pool_bytes %zu do not hold one sequence of max_seq_tokens %d, contiguous",
+                           cache->pool_bytes, cache->max_seq_tokens);
+    cache->n_extents = (int32_t)n_extents;
     return PAGED_OK;
 }
 
@@ -80,13 +109,18 @@ static paged_status size_pool(paged_cache *cache, int64_t *n_blocks_max, paged_e
         gr->n_ids = (int32_t)n_ids;
         shapes.block_bytes[g] = gr->block_bytes;
     }
+    if (cache->contiguous) return size_runs(cache, err);
     if (cache->n_groups == 1) {
         size_t block_bytes = shapes.block_bytes[0];
         if (cache->groups[0].n_ids == 0)
             return paged__fail(err, PAGED_ERR_NO_BLOCKS, "pool_bytes %zu, a block has %zu", cache->pool_bytes,
                                block_bytes);
-        /* At least one block begins in each. */
-        cache->extent_bytes = (block_bytes + PAGED__GRANULE - 1) / PAGED__GRANULE * PAGED__GRANULE;
+        /* At least one block begins in each. The last one may reach into the next extent and keep a granule
+         * of it backed; so where blocks do not end with extents, extents are long. */
+        cache->extent_bytes =
+            (block_bytes + cache->granule_bytes - 1) / cache->granule_bytes * cache->granule_bytes;
+        if (cache->extent_bytes % block_bytes != 0 && cache->extent_bytes <= cache->pool_bytes / 8)
+            cache->extent_bytes *= 8;
         cache->n_extents = paged__extent_of(cache, 0, cache->groups[0].n_ids - 1) + 1;
         *n_blocks_max = cache->groups[0].n_ids;
         return PAGED_OK;
@@ -143,20 +177,33 @@ static bool take_window(paged__group *gr) {
     return gr->loose.items && gr->loose_place && gr->loose_tick;
 }
 
+/* Entries of a row of an array of rows: an odd number of cache lines, so that the same place of all rows,
+ * which sequences that grow in turns touch, does not fall into one set of the processor's caches. */
+static int64_t row_stride(int32_t n_entries) {
+    const int32_t per_line = 64 / (int32_t)sizeof(int32_t);
+    return (int64_t)(paged__ceil_div(n_entries, per_line) | 1) * per_line;
+}
+
+static size_t row_bytes(int64_t stride) {
+    return (size_t)stride * sizeof(int32_t);
+}
+
 static paged_status take_memory(paged_cache *cache, paged_error *err) {
-    size_t n_entries = (size_t)cache->max_seqs * (size_t)cache->max_blocks;
-    cache->n_granules = (cache->pool_bytes + PAGED__GRANULE - 1) / PAGED__GRANULE;
+    cache->table_stride = row_stride(cache->max_blocks);
+    cache->token_stride = row_stride(cache->max_seq_tokens);
     cache->extents = paged__calloc((size_t)cache->n_extents, sizeof *cache->extents);
     cache->free_extents = paged__calloc((size_t)cache->n_extents, sizeof *cache->free_extents);
-    cache->backed = paged__calloc(cache->n_granules, sizeof *cache->backed);
+    cache->granules = paged__calloc(cache->n_granules, sizeof *cache->granules);
     cache->seqs = paged__calloc((size_t)cache->max_seqs, sizeof *cache->seqs);
+    cache->tokens = paged__alloc((size_t)cache->max_seqs, row_bytes(cache->token_stride));
     cache->promises = paged__calloc((size_t)cache->max_seqs, sizeof *cache->promises);
-    bool complete = cache->extents && cache->free_extents && cache->backed && cache->seqs && cache->promises;
+    bool complete = cache->extents && cache->free_extents && cache->granules && cache->seqs &&
+                    cache->tokens && cache->promises;
     for (int32_t g = 0; g < cache->n_groups && complete; g++) {
         paged__group *gr = &cache->groups[g];
         gr->blocks = paged__calloc((size_t)gr->n_ids, sizeof *gr->blocks);
         gr->recount = paged__calloc((size_t)gr->n_ids, sizeof *gr->recount);
-        gr->tables = paged__alloc(n_entries, sizeof *gr->tables);
+        gr->tables = paged__alloc((size_t)cache->max_seqs, row_bytes(cache->table_stride));
         complete = gr->blocks && gr->recount && gr->tables && take_tails(cache, gr) && take_window(gr);
     }
     if (complete && take_index(cache)) return PAGED_OK;
@@ -203,14 +250,22 @@ paged_status paged_cache_create(const paged_cache_config *config, paged_cache **
     cache->block_size = block_size;
     cache->pool_bytes = config->pool_bytes;
     cache->max_seqs = config->max_seqs ? config->max_seqs : 64;
+    cache->max_bytes = config->max_bytes ? config->max_bytes : config->pool_bytes;
+    cache->trim_after = config->trim_after;
+    cache->granule_bytes =
+        config->arena && config->arena->granule_bytes ? config->arena->granule_bytes : PAGED__GRANULE;
+    cache->granule_shift = __builtin_ctzll(cache->granule_bytes);
+    cache->n_granules = (cache->pool_bytes - 1) / cache->granule_bytes + 1;
     cache->poison = config->poison;
     cache->n_tiles = config->packed_tails ? block_size / PAGED_TILE : 0;
     cache->event = config->event;
     cache->event_user = config->event_user;
     set_groups(cache, config);
+    cache->contiguous = config->contiguous;
+    cache->max_seq_tokens = config->max_seq_tokens;
+    cache->max_blocks = paged__ceil_div(cache->max_seq_tokens, block_size);
     status = size_pool(cache, &n_blocks_max, err);
     if (status != PAGED_OK) goto fail;
-    cache->max_seq_tokens = config->max_seq_tokens;
     if (!cache->max_seq_tokens)
         cache->max_seq_tokens = (int32_t)PAGED_MIN(n_blocks_max * block_size, (int64_t)INT32_MAX);
     cache->max_blocks = paged__ceil_div(cache->max_seq_tokens, block_size);
@@ -242,7 +297,6 @@ fail:
 
 void paged_cache_free(paged_cache *cache) {
     if (!cache) return;
-    for (int32_t i = 0; cache->seqs && i < cache->max_seqs; i++) paged__free(cache->seqs[i].tokens);
     for (int32_t g = 0; g < cache->n_groups; g++) {
         paged__free(cache->groups[g].blocks);
         paged__free(cache->groups[g].recount);
@@ -263,9 +317,10 @@ void paged_cache_free(paged_cache *cache) {
     paged__free(cache->node_blocks);
     paged__free(cache->node_tokens);
     paged__free(cache->nodes);
+    paged__free(cache->tokens);
     paged__free(cache->seqs);
     paged__free(cache->promises);
-    paged__free(cache->backed);
+    paged__free(cache->granules);
     paged__free(cache->free_extents);
     paged__free(cache->extents);
     if (cache->owns_arena) cache->arena.destroy(cache->arena.ctx);
@@ -277,7 +332,7 @@ void paged_cache_free(paged_cache *cache) {
 paged_status paged_cache_tables(const paged_cache *cache, int32_t group, paged_tables *out) {
     if (!cache || !out || group < 0 || group >= cache->n_groups) return PAGED_ERR_INVALID_ARG;
     out->blocks = cache->groups[group].tables;
-    out->seq_stride = cache->max_blocks;
+    out->seq_stride = cache->table_stride;
     out->head_stride = 0;
     out->max_blocks = cache->max_blocks;
     out->tail_tiles = cache->groups[group].tail_tiles;
@@ -316,9 +371,9 @@ paged_status paged_cache_kv(const paged_cache *cache, int32_t group, int32_t lay
 /* ---- numbers ---- */
 
 /* The same for the tail of a sequence, tile by tile. */
-static int64_t count_tail(const paged_cache *cache, const paged__group *gr, const paged__seq *seq,
-                          int32_t round) {
-    const int32_t *tiles = gr->tail_tiles + (seq - cache->seqs) * cache->n_tiles;
+static int64_t count_tail(const paged_cache *cache, int32_t g, const paged__seq *seq, int32_t round) {
+    const paged__group *gr = &cache->groups[g];
+    const int32_t *tiles = paged__seq_tiles(cache, g, seq);
     int64_t n_slots = 0;
     for (int32_t i = 0; i < paged__seq_n_tiles(cache, seq); i++) {
         int32_t *credit = &gr->tiles[tiles[i]].recount;
@@ -341,8 +396,8 @@ static int64_t count_slots(const paged_cache *cache) {
         for (int32_t round = 0; round < 2; round++) {
             for (int32_t row = 0; row < cache->max_seqs; row++) {
                 const paged__seq *seq = &cache->seqs[row];
-                const int32_t *table = gr->tables + (int64_t)row * cache->max_blocks;
-                n_slots += count_tail(cache, gr, seq, round);
+                const int32_t *table = gr->tables + row * cache->table_stride;
+                n_slots += count_tail(cache, g, seq, round);
                 for (int32_t i = paged__seq_first(cache, g, seq); i < seq->n_entries - seq->has_tail; i++) {
                     int32_t *credit = &gr->recount[table[i]].n_refs;
                     int32_t fill = PAGED_MIN(seq->len - i * cache->block_size, cache->block_size);
@@ -366,9 +421,10 @@ static size_t index_bytes(const paged_cache *cache) {
 
 static size_t metadata_bytes(const paged_cache *cache) {
     size_t bytes =
-        sizeof *cache + cache->n_granules + cache->token_bytes + cache->space_bytes + index_bytes(cache);
+        sizeof *cache + cache->n_granules * sizeof *cache->granules + cache->space_bytes + index_bytes(cache);
     bytes += (size_t)cache->n_extents * (sizeof *cache->extents + sizeof *cache->free_extents);
-    bytes += (size_t)cache->max_seqs * (sizeof *cache->seqs + sizeof *cache->promises);
+    bytes += (size_t)cache->max_seqs *
+             (sizeof *cache->seqs + sizeof *cache->promises + row_bytes(cache->token_stride));
     for (int32_t g = 0; g < cache->n_groups; g++) {
         const paged__group *gr = &cache->groups[g];
         bytes += (size_t)gr->n_ids * (sizeof(paged__block) + sizeof(paged__recount));
@@ -404,6 +460,12 @@ void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out) {
         .n_hit_tokens = cache->n_hit_tokens,
         .n_stored = cache->n_stored,
         .n_evicted = cache->n_evicted,
+        .max_bytes = cache->max_bytes,
+        .cached_bytes = cache->taken_bytes - cache->used_bytes,
+        .idle_bytes = cache->idle_bytes,
+        .n_backed = cache->n_backed,
+        .n_unbacked = cache->n_unbacked,
+        .n_moves = cache->n_moves,
         .n_packed = cache->n_packed,
         .n_waits = cache->n_waits,
         .n_handovers = cache->n_handovers,
@@ -425,9 +487,12 @@ void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out) {
         s.n_tail_tiles += cache->groups[g].n_divided * cache->n_tiles - cache->groups[g].n_free_tiles;
     }
     s.n_free = s.n_blocks - s.n_used - s.n_cached;
+    if (cache->used_bytes < cache->max_bytes) {
+        size_t within = (cache->max_bytes - cache->used_bytes) / cache->groups[0].block_bytes;
+        s.n_available = (int32_t)PAGED_MIN((size_t)(s.n_free + s.n_cached), within);
+    }
     s.waste_bytes = cache->pool_bytes - block_bytes;
-    s.table_bytes =
-        (size_t)cache->n_groups * (size_t)cache->max_seqs * (size_t)cache->max_blocks * sizeof(int32_t);
+    s.table_bytes = (size_t)cache->n_groups * (size_t)cache->max_seqs * row_bytes(cache->table_stride);
     *out = s;
 }
 

@@ -10,7 +10,7 @@
 static paged_status check_row(const paged_cache *cache, int32_t row, paged_error *err) {
     const paged__seq *seq = &cache->seqs[row];
     if (!seq->live) {
-        REQUIRE(seq->len == 0 && seq->reserved == 0 && seq->n_entries == 0 && !seq->tokens,
+        REQUIRE(seq->len == 0 && seq->reserved == 0 && seq->n_entries == 0,
                 "row %d is free but has %d tokens, %d reserved, %d entries", row, seq->len, seq->reserved,
                 seq->n_entries);
         return PAGED_OK;
@@ -20,24 +20,22 @@ static paged_status check_row(const paged_cache *cache, int32_t row, paged_error
     REQUIRE(seq->len >= 0 && seq->reserved >= 0 && n_tokens <= cache->max_seq_tokens,
             "row %d: %d tokens and %d reserved, %d allowed", row, seq->len, seq->reserved,
             cache->max_seq_tokens);
-    REQUIRE(seq->n_entries == paged__ceil_div(n_tokens, cache->block_size),
+    REQUIRE(seq->n_entries == paged__entries_for(cache, n_tokens, seq->n_entries),
             "row %d: %d entries for %lld tokens in blocks of %d", row, seq->n_entries, (long long)n_tokens,
             cache->block_size);
-    REQUIRE(seq->tokens_capacity >= n_tokens && (seq->tokens || !seq->tokens_capacity),
-            "row %d: room for %d tokens, %lld needed", row, seq->tokens_capacity, (long long)n_tokens);
+    REQUIRE(seq->tokens == cache->tokens + row * cache->token_stride, "row %d has the tokens of another",
+            row);
     return PAGED_OK;
 }
 
 static paged_status check_rows(const paged_cache *cache, paged_error *err) {
     int32_t n_live = 0, n_free = 0;
     int64_t n_tokens = 0;
-    size_t token_bytes = 0;
     for (int32_t row = 0; row < cache->max_seqs; row++) {
         paged_status status = check_row(cache, row, err);
         if (status != PAGED_OK) return status;
         n_live += cache->seqs[row].live;
         n_tokens += cache->seqs[row].len;
-        token_bytes += (size_t)cache->seqs[row].tokens_capacity * sizeof(int32_t);
     }
     /* A walk over free rows only, as long as there are free rows, has met each once. */
     for (int32_t row = cache->free_seq; row >= 0; row = cache->seqs[row].next_free) {
@@ -50,8 +48,6 @@ static paged_status check_rows(const paged_cache *cache, paged_error *err) {
             cache->max_seqs);
     REQUIRE(n_tokens == cache->n_tokens, "%lld tokens, %lld counted", (long long)n_tokens,
             (long long)cache->n_tokens);
-    REQUIRE(token_bytes == cache->token_bytes, "%zu bytes of tokens, %zu counted", token_bytes,
-            cache->token_bytes);
     return PAGED_OK;
 }
 
@@ -60,7 +56,7 @@ static paged_status check_rows(const paged_cache *cache, paged_error *err) {
 /* The sequence that named the block before has the same tokens in it, as far as both have committed. */
 static paged_status check_sharing(const paged_cache *cache, int32_t g, int32_t row, int32_t idx,
                                   const paged__recount *count, paged_error *err) {
-    int32_t block = cache->groups[g].tables[(int64_t)row * cache->max_blocks + idx];
+    int32_t block = cache->groups[g].tables[row * cache->table_stride + idx];
     if (count->last_row == 0) return PAGED_OK;
     const paged__seq *seq = &cache->seqs[row], *other = &cache->seqs[count->last_row - 1];
     REQUIRE(seq != other, "row %d names block %d of group %d twice, at %d and %d", row, block, g,
@@ -80,7 +76,7 @@ static paged_status check_sharing(const paged_cache *cache, int32_t g, int32_t r
 static paged_status check_table(const paged_cache *cache, int32_t g, int32_t row, paged_error *err) {
     const paged__group *gr = &cache->groups[g];
     const paged__seq *seq = &cache->seqs[row];
-    const int32_t *table = gr->tables + (int64_t)row * cache->max_blocks;
+    const int32_t *table = gr->tables + row * cache->table_stride;
     int32_t n_gone = paged__seq_first(cache, g, seq);
     for (int32_t i = 0; i < n_gone; i++)
         REQUIRE(table[i] == -1, "group %d row %d entry %d is %d, not -1, before the window", g, row, i,
@@ -89,6 +85,9 @@ static paged_status check_table(const paged_cache *cache, int32_t g, int32_t row
         REQUIRE(table[i] >= 0 && table[i] < gr->n_ids && gr->blocks[table[i]].state == PAGED__BLOCK_USED,
                 "group %d row %d entry %d names block %d, which is free or does not exist (%d blocks)", g,
                 row, i, table[i], gr->n_ids);
+        REQUIRE(!cache->contiguous || (table[i] == table[0] + i && gr->blocks[table[i]].refs == 1),
+                "group %d row %d entry %d is block %d, which is shared or not the one after the last", g, row,
+                i, table[i]);
         paged__recount *count = &gr->recount[table[i]];
         paged_status status = check_sharing(cache, g, row, i, count, err);
         if (status != PAGED_OK) return status;
@@ -113,9 +112,11 @@ static paged_status check_table(const paged_cache *cache, int32_t g, int32_t row
 
 static paged_status check_backed(const paged_cache *cache, int32_t g, int32_t block, paged_error *err) {
     size_t block_bytes = cache->groups[g].block_bytes, begin = (size_t)block * block_bytes;
-    for (size_t i = begin / PAGED__GRANULE; i <= (begin + block_bytes - 1) / PAGED__GRANULE; i++) {
-        REQUIRE(i < cache->n_granules && cache->backed[i],
+    for (size_t i = begin / cache->granule_bytes; i <= (begin + block_bytes - 1) / cache->granule_bytes;
+         i++) {
+        REQUIRE(i < cache->n_granules && cache->granules[i].backed,
                 "block %d of group %d is in use, granule %zu is not backed", block, g, i);
+        cache->granules[i].recount++;
     }
     return PAGED_OK;
 }
@@ -178,9 +179,31 @@ static paged_status check_free_extents(const paged_cache *cache, paged_error *er
     return PAGED_OK;
 }
 
+/* The lists of a group's extents with free blocks, n_partial of them. */
+static paged_status check_partial(const paged_cache *cache, int32_t g, int32_t n_partial, paged_error *err) {
+    const paged__group *gr = &cache->groups[g];
+    int32_t n_listed = 0;
+    for (int32_t f = 0; f < PAGED__FULLNESS; f++) {
+        int32_t prev = -1;
+        REQUIRE((gr->partial[f] >= 0) == (gr->fullness >> f & 1), "group %d: fullness %d is marked wrongly",
+                g, f);
+        for (int32_t i = gr->partial[f]; i >= 0; i = cache->extents[i].next) {
+            const paged__extent *e = &cache->extents[i];
+            REQUIRE(i < cache->n_extents && n_listed < n_partial && e->owner == g && e->prev == prev &&
+                        e->n_taken < e->n_blocks && e->n_taken >> gr->fullness_shift == f,
+                    "the list of group %d's extents of fullness %d leads to extent %d", g, f, i);
+            prev = i;
+            n_listed++;
+        }
+    }
+    REQUIRE(n_listed == n_partial, "group %d: %d extents have free blocks, %d are on the list", g, n_partial,
+            n_listed);
+    return PAGED_OK;
+}
+
 static paged_status check_group(const paged_cache *cache, int32_t g, paged_error *err) {
     const paged__group *gr = &cache->groups[g];
-    int32_t n_used = 0, n_cached = 0, n_free = 0, n_partial = 0, n_listed = 0, prev = -1;
+    int32_t n_used = 0, n_cached = 0, n_free = 0, n_partial = 0;
     for (int32_t b = 0; b < gr->n_ids; b++) {
         const paged__block *block = &gr->blocks[b];
         int32_t extent = paged__extent_of(cache, g, b);
@@ -208,31 +231,56 @@ static paged_status check_group(const paged_cache *cache, int32_t g, paged_error
     REQUIRE(n_used == gr->n_used && n_cached == gr->n_cached && n_free == gr->n_free,
             "group %d: %d used, %d cached and %d free, %d, %d and %d counted", g, n_used, n_cached, n_free,
             gr->n_used, gr->n_cached, gr->n_free);
-    for (int32_t i = gr->partial; i >= 0; i = cache->extents[i].next) {
-        REQUIRE(i < cache->n_extents && n_listed < n_partial && cache->extents[i].owner == g &&
-                    cache->extents[i].prev == prev && cache->extents[i].n_taken < cache->extents[i].n_blocks,
-                "the list of group %d's extents with free blocks leads to extent %d", g, i);
-        prev = i;
-        n_listed++;
+    return check_partial(cache, g, n_partial, err);
+}
+
+/* Granules count their blocks (the walk over extents has recounted them); the idle list has the idle ones,
+ * the longest idle first. */
+static paged_status check_granules(const paged_cache *cache, paged_error *err) {
+    size_t backed_bytes = 0, idle_bytes = 0, listed_bytes = 0;
+    int32_t n_idle = 0, prev = -1;
+    uint64_t since = 0;
+    for (size_t i = 0; i < cache->n_granules; i++) {
+        const paged__granule *m = &cache->granules[i];
+        size_t size_bytes = PAGED_MIN(cache->granule_bytes, cache->pool_bytes - i * cache->granule_bytes);
+        REQUIRE(m->n_taken == m->recount, "granule %zu is touched by %d blocks, %d counted", i, m->recount,
+                m->n_taken);
+        backed_bytes += m->backed ? size_bytes : 0;
+        idle_bytes += m->backed && m->n_taken == 0 ? size_bytes : 0;
+        n_idle += m->backed && m->n_taken == 0;
     }
-    REQUIRE(n_listed == n_partial, "group %d: %d extents have free blocks, %d are on the list", g, n_partial,
-            n_listed);
+    for (int32_t i = cache->idle_first; i >= 0; i = cache->granules[i].next) {
+        const paged__granule *m = &cache->granules[i];
+        REQUIRE((size_t)i < cache->n_granules && n_idle-- > 0 && m->backed && m->n_taken == 0 &&
+                    m->prev == prev && m->since >= since && m->since <= cache->now,
+                "the list of idle granules leads to %d", i);
+        listed_bytes += PAGED_MIN(cache->granule_bytes, cache->pool_bytes - (size_t)i * cache->granule_bytes);
+        since = m->since;
+        prev = i;
+    }
+    REQUIRE(listed_bytes == idle_bytes && prev == cache->idle_last && idle_bytes == cache->idle_bytes,
+            "%zu bytes idle, %zu on the list, which ends in %d, %zu counted", idle_bytes, listed_bytes,
+            cache->idle_last, cache->idle_bytes);
+    REQUIRE(backed_bytes == cache->backed_bytes && backed_bytes <= cache->pool_bytes,
+            "%zu bytes backed, %zu counted, pool %zu", backed_bytes, cache->backed_bytes, cache->pool_bytes);
     return PAGED_OK;
 }
 
 static paged_status check_bytes(const paged_cache *cache, paged_error *err) {
-    size_t used_bytes = 0, backed_bytes = 0;
-    for (int32_t g = 0; g < cache->n_groups; g++)
+    size_t used_bytes = 0, cached_bytes = 0;
+    for (int32_t g = 0; g < cache->n_groups; g++) {
         used_bytes += (size_t)cache->groups[g].n_used * cache->groups[g].block_bytes;
-    for (size_t i = 0; i < cache->n_granules; i++) {
-        size_t rest = cache->pool_bytes - i * PAGED__GRANULE;
-        if (cache->backed[i]) backed_bytes += PAGED_MIN(rest, (size_t)PAGED__GRANULE);
+        cached_bytes += (size_t)cache->groups[g].n_cached * cache->groups[g].block_bytes;
     }
-    REQUIRE(used_bytes == cache->used_bytes && backed_bytes == cache->backed_bytes,
-            "%zu bytes used and %zu backed, %zu and %zu counted", used_bytes, backed_bytes, cache->used_bytes,
-            cache->backed_bytes);
-    REQUIRE(used_bytes <= backed_bytes && backed_bytes <= cache->pool_bytes,
-            "%zu bytes used, %zu backed, pool %zu", used_bytes, backed_bytes, cache->pool_bytes);
+    REQUIRE(used_bytes == cache->used_bytes && used_bytes + cached_bytes == cache->taken_bytes,
+            "%zu bytes used and %zu cached, %zu and %zu counted", used_bytes, cached_bytes, cache->used_bytes,
+            cache->taken_bytes - cache->used_bytes);
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        REQUIRE(cache->taken_bytes <= cache->max_bytes ||
+                    (cache->evictable.n == 0 && cache->groups[g].loose.n == 0),
+                "%zu bytes used and cached, limit %zu, %d leaves or %d blocks of group %d could go",
+                cache->taken_bytes, cache->max_bytes, cache->evictable.n, cache->groups[g].loose.n, g);
+    }
     REQUIRE(cache->n_allocs >= cache->n_frees, "%llu blocks taken, %llu given back",
             (unsigned long long)cache->n_allocs, (unsigned long long)cache->n_frees);
     uint64_t n_taken = 0;
@@ -255,6 +303,7 @@ static paged_status check_all(const paged_cache *cache, paged_error *err) {
     for (int32_t e = 0; e < cache->n_extents && status == PAGED_OK; e++) status = check_extent(cache, e, err);
     for (int32_t g = 0; g < cache->n_groups && status == PAGED_OK; g++) status = check_group(cache, g, err);
     if (status == PAGED_OK) status = check_free_extents(cache, err);
+    if (status == PAGED_OK) status = check_granules(cache, err);
     if (status == PAGED_OK) status = check_bytes(cache, err);
     if (status == PAGED_OK) status = paged__check_promises(cache, err);
     if (status == PAGED_OK) status = paged__check_prefix(cache, err);
@@ -275,5 +324,6 @@ paged_status paged_cache_check(const paged_cache *cache, paged_error *err) {
     for (int32_t e = 0; e < cache->n_extents; e++) {
         if (cache->extents[e].owner == -1) cache->extents[e].first = 0;
     }
+    for (size_t i = 0; i < cache->n_granules; i++) cache->granules[i].recount = 0;
     return status;
 }

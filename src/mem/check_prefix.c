@@ -54,9 +54,9 @@ paged_status paged__check_promises(const paged_cache *cache, paged_error *err) {
         REQUIRE(p->n_tokens > 0 || (p->producer == -1 && p->n_waiters == 0),
                 "row %d promised nothing, waits for %d, has %d waiters", row, p->producer, p->n_waiters);
         if (p->n_tokens == 0) continue;
-        REQUIRE(seq->live && p->n_tokens <= seq->tokens_capacity && p->space >= 0 &&
+        REQUIRE(seq->live && p->n_tokens <= cache->max_seq_tokens && p->space >= 0 &&
                     p->space < cache->n_spaces_max && cache->spaces[p->space].n_refs > 0,
-                "row %d promised %d tokens, room %d, namespace %d", row, p->n_tokens, seq->tokens_capacity,
+                "row %d promised %d tokens, room %d, namespace %d", row, p->n_tokens, cache->max_seq_tokens,
                 p->space);
         if (p->producer < 0) continue;
         n_waiting++;

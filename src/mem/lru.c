@@ -11,6 +11,8 @@
  * any. */
 #include "mem/mem.h"
 
+enum { TRIM_STEP = 64 }; /* granules that paged_cache_set_clock() gives back at most */
+
 /* ---- heaps ---- */
 
 /* What the order is made of: of a node, or of a block that waits for its end alone. */
@@ -113,6 +115,19 @@ void paged__block_forgotten(paged_cache *cache, int32_t group, int32_t block) {
     if (cache->groups[group].config.window) heap_remove(cache, &cache->groups[group].loose, block);
 }
 
+void paged__block_renamed(paged_cache *cache, int32_t group, int32_t from, int32_t to) {
+    paged__group *gr = &cache->groups[group];
+    int32_t node = gr->blocks[from].node;
+    gr->blocks[to].indexed = true;
+    gr->blocks[to].node = node;
+    gr->blocks[from].indexed = false;
+    cache->node_blocks[(int64_t)node * cache->n_groups + group] = to;
+    if (!gr->config.window || gr->blocks[to].state != PAGED__BLOCK_CACHED) return; /* in no heap */
+    gr->loose_tick[to] = gr->loose_tick[from];
+    gr->loose_place[to] = gr->loose_place[from];
+    gr->loose.items[gr->loose_place[to]] = to;
+}
+
 bool paged__evict_leaf(paged_cache *cache) {
     if (cache->evictable.n == 0) return false;
     cache->n_evicted++;
@@ -147,22 +162,33 @@ static bool evict_for(paged_cache *cache, int32_t group) {
     return false;
 }
 
-bool paged__room_possible(const paged_cache *cache, const int32_t *need) {
-    if (cache->n_groups == 1) {
-        int32_t rest = PAGED_MAX(need[0] - cache->groups[0].n_cached, 0);
-        return paged__pool_can_take(cache, &rest);
+/* True if evicting all that can be evicted would make room. Exact with one group; with several it may say yes
+ * too often, since extents go from group to group as wholes only. */
+static bool room_possible(const paged_cache *cache, const int32_t *need) {
+    size_t need_bytes = 0, bytes;
+    for (int32_t g = 0; g < cache->n_groups; g++) {
+        const paged__group *gr = &cache->groups[g];
+        if (cache->n_groups == 1 && need[g] > gr->n_ids - gr->n_used) return false;
+        if (!paged__mul((size_t)need[g], gr->block_bytes, &bytes) ||
+            !paged__add(need_bytes, bytes, &need_bytes))
+            return false;
     }
-    size_t need_bytes = 0;
-    for (int32_t g = 0; g < cache->n_groups; g++)
-        need_bytes += (size_t)need[g] * cache->groups[g].block_bytes;
-    return need_bytes <= cache->pool_bytes - cache->used_bytes;
+    /* What is in use may be beyond a limit that was lowered. */
+    return need_bytes == 0 ||
+           (cache->used_bytes <= cache->max_bytes && need_bytes <= cache->max_bytes - cache->used_bytes);
 }
 
 bool paged__make_room(paged_cache *cache, const int32_t *need) {
+    if (paged__pool_can_take(cache, need)) return true;
+    if (!room_possible(cache, need)) return false;
     while (!paged__pool_can_take(cache, need)) {
         if (!evict_for(cache, short_group(cache, need))) return false;
     }
     return true;
+}
+
+void paged__evict_to_limit(paged_cache *cache) {
+    while (cache->taken_bytes > cache->max_bytes && evict_for(cache, 0)) continue;
 }
 
 void paged_cache_clear(paged_cache *cache) {
@@ -239,7 +265,7 @@ paged_status paged_prefix_keep(paged_cache *cache, const paged_namespace *names,
     paged_status status = paged__space_open(cache, names, &space);
     if (status != PAGED_OK) return status;
     paged__walk walk = paged__walk_start(cache, space);
-    int32_t tip = -1, n_tip = 0; /* the last node that a match would get to */
+    int32_t tip = -1, n_tip = 0; /* the last node that a match would get to, and the tokens up to its end */
     for (;;) {
         int32_t rest = n_tokens - walk.n_full * cache->block_size, child = -1;
         const int32_t *at = tokens + (n_tokens - rest);
@@ -249,7 +275,6 @@ paged_status paged_prefix_keep(paged_cache *cache, const paged_namespace *names,
         if (child < 0)
             child = paged__prefix_best(cache, walk.node, at, PAGED_MIN(rest, cache->block_size), &n_common);
         if (child < 0) break;
-        set_priority(cache, child, priority);
         paged__walk_add(cache, &walk, child);
         if (paged__walk_covers(cache, &walk, (walk.n_full - 1) * cache->block_size + 1)) {
             tip = child;
@@ -258,6 +283,9 @@ paged_status paged_prefix_keep(paged_cache *cache, const paged_namespace *names,
         if (n_common < cache->block_size) break;
     }
     if (tip >= 0) status = pin(cache, tip, until);
+    for (int32_t node = walk.node; node >= 0 && status == PAGED_OK; node = cache->nodes[node].parent)
+        set_priority(cache, node, priority);
+    paged__settle_limit(cache); /* an earlier pin may have ended */
     paged__space_unref(cache, space);
     if (status == PAGED_OK) *n_kept = n_tip;
     return status;
@@ -268,4 +296,8 @@ void paged_cache_set_clock(paged_cache *cache, uint64_t now) {
     cache->now = PAGED_MAX(cache->now, now);
     while (cache->pins.n > 0 && cache->nodes[cache->pins.items[0]].until <= cache->now)
         unpin(cache, cache->pins.items[0]);
+    paged__settle_limit(cache);
+    /* A few steps a call, so that no call takes long; an arena that refuses keeps its memory. */
+    if (cache->trim_after && cache->now >= cache->trim_after)
+        paged__pool_trim(cache, 0, cache->now - cache->trim_after, TRIM_STEP);
 }

@@ -254,7 +254,7 @@ static paged_status take(paged_cache *cache, paged__seq *seq, finding *f) {
         int32_t n_tiles = paged__ceil_div(f->n_common, PAGED_TILE);
         for (int32_t g = 0; g < cache->n_groups; g++)
             need[g] = cache->n_tiles ? paged__tiles_blocks(cache, g, n_tiles) : 1;
-        bool room = paged__room_possible(cache, need) && paged__make_room(cache, need);
+        bool room = paged__make_room(cache, need);
         if (room) status = copy_tail(cache, seq, f);
         let_go(cache, f->tail);
         if (room && status == PAGED_OK) {
@@ -279,6 +279,15 @@ static void commit(paged_cache *cache, paged__seq *seq, const finding *f, const 
     cache->n_tokens += seq->len;
 }
 
+static void tell_match(paged_cache *cache, const paged__seq *seq, const finding *f, int32_t n_tokens,
+                       paged_match *out) {
+    cache->n_queries++;
+    cache->n_query_tokens += (uint64_t)n_tokens;
+    cache->n_hit_tokens += (uint64_t)seq->len;
+    cache->n_misses[f->why]++;
+    if (out) *out = (paged_match){.n_matched = seq->len, .n_copied = f->n_common, .why = f->why};
+}
+
 paged_status paged_seq_match(paged_cache *cache, paged_seq handle, const paged_namespace *names,
                              const int32_t *tokens, int32_t n_tokens, paged_match *out) {
     paged__seq *seq = paged__seq_find(cache, handle);
@@ -286,28 +295,27 @@ paged_status paged_seq_match(paged_cache *cache, paged_seq handle, const paged_n
     if (seq->len || seq->reserved || seq->space >= 0 || n_tokens < 0 || (n_tokens > 0 && !tokens))
         return PAGED_ERR_INVALID_ARG;
     if (n_tokens > cache->max_seq_tokens) return PAGED_ERR_TOO_LONG;
-    int32_t space, *grown = NULL, capacity = 0;
+    if (cache->contiguous) { /* shares nothing */
+        finding none = {.tail = -1, .why = n_tokens < 2 ? PAGED_MISS_TOO_SHORT : PAGED_MISS_NO_MATCH};
+        tell_match(cache, seq, &none, n_tokens, out);
+        return PAGED_OK;
+    }
+    int32_t space;
     paged_status status = paged__space_open(cache, names, &space);
     if (status != PAGED_OK) return status;
     finding f = look_up(cache, space, tokens, n_tokens);
-    if (f.shared.n_full > 0 || f.n_common > 0)
-        status = paged__seq_grow_tokens(cache, seq, n_tokens, &grown, &capacity);
-    if (status == PAGED_OK) status = take(cache, seq, &f);
+    status = take(cache, seq, &f);
     if (status != PAGED_OK) {
-        paged__free(grown);
+        paged__settle_limit(cache);
         paged__space_unref(cache, space);
         return status;
     }
     int32_t row = (int32_t)(seq - cache->seqs);
     if (cache->promises[row].n_tokens && cache->promises[row].space != space) paged__promise_end(cache, row);
     paged__promise_check(cache, row, 0, tokens, n_tokens);
-    paged__seq_set_tokens(cache, seq, grown, capacity);
     commit(cache, seq, &f, tokens);
     seq->space = space;
-    cache->n_queries++;
-    cache->n_query_tokens += (uint64_t)n_tokens;
-    cache->n_hit_tokens += (uint64_t)seq->len;
-    cache->n_misses[f.why]++;
-    if (out) *out = (paged_match){.n_matched = seq->len, .n_copied = f.n_common, .why = f.why};
+    paged__settle_limit(cache);
+    tell_match(cache, seq, &f, n_tokens, out);
     return PAGED_OK;
 }

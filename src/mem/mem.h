@@ -5,18 +5,21 @@
  *   group 0      |0|1|2|3|4|5|6|7|                                    block b at byte b * block_bytes, always
  *   group 1                       |  8 |  9 | 10 |                    ids follow the bytes: with gaps
  *
- *   group.partial ─> extent ⇄ extent ⇄ …        extents of the group with a free block
- *                      └─ free_head ─> block ─> block ─> -1           LIFO: freed last, still in cache
- *                      └─ n_fresh: from first + n_fresh on not taken since the group got it
- *   free_extents  [n_free_extents]              extents of no group, a stack
+ *   group.partial[f] ─> extent ⇄ extent ⇄ …     extents of the group with a free block, by how full they are
+ *                         └─ free_head ─> block ─> block ─> -1        LIFO: freed last, still in cache
+ *                         └─ n_fresh: from first + n_fresh on not taken since the group got it
+ *   free_extents  [n_free_extents]              extents of no group, a stack: emptied last, still backed
+ *   granules      [n_granules]                  the arena in units of backing, whoever's blocks lie there
+ *   idle_first ─> granule ⇄ granule ⇄ … ─> idle_last   backed, no block in them; the longest idle first
  *
- *   seqs[row]     tag, len, reserved, n_entries, tokens ─> [tokens_capacity]
- *   tables        [row * max_blocks + i]: block of the tokens i * block_size …; -1 from n_entries on
+ *   seqs[row]     tag, len, reserved, n_entries, tokens ─> [max_seq_tokens], its row of cache->tokens
+ *   tables        [row * table_stride + i]: block of the tokens i * block_size …; -1 from n_entries on
  *
- * Extents. One group: they have multiples of 2 MiB, a block belongs to the extent in which it begins, nothing
- * is wasted between them. Several groups: an extent belongs to the group that has blocks in use there and to
- * nobody otherwise, so every byte of the pool is within reach of every group; only blocks that lie whole in
- * the extent are used. See paged__extent_bytes().
+ * Extents. One group: they have multiples of 2 MiB, a block belongs to the extent in which it begins,
+ * nothing is wasted between them. Several groups: an extent belongs to the group that has blocks in use
+ * there and to nobody otherwise, so every byte of the pool is within reach of every group; only blocks that
+ * lie whole in the extent are used. See paged__extent_bytes(). Contiguous mode: an extent is what one
+ * sequence takes, so it is full or free, and the pool gives consecutive blocks without a rule of its own.
  *
  *   nodes[i]      index entry: tokens, the node before, and node_blocks[i * n_groups + g]: the block of each
  *                 group at this place; -1: the group has a window and gave it up. blocks[b].node leads back
@@ -40,17 +43,20 @@
  *    comes after it;
  *  - a node's tokens never change; a partly filled block that is indexed is copied before it is written;
  *  - no two children of a parent have the same tokens;
- *  - an extent has an owner <=> it has blocks in use; it is on its owner's partial list <=> it has free ones
- *    besides;
+ *  - an extent has an owner <=> it has blocks in use or cached; it is on one of its owner's partial lists,
+ *    that of its fullness, <=> it has free ones besides;
  *  - a row has ceil((len + reserved) / block_size) entries, the same number in all groups, and -1 behind
  *    them. In a group with a window the first paged__seq_first() of them are -1 too: they are out of the
  *    window of the token at position len;
+ *    Contiguous mode: none before the first reservation, then max_blocks consecutive ones;
  *  - blocks that hold only reserved slots have one reference; of the sequences that share a partly committed
  *    block at most one holds a reservation in it (the one that reserved before it was forked), and nobody
  *    else sees the slots it may write;
  *  - sequences that share a block agree on its place in the table and on the tokens that both have committed
  *    in it;
- *  - a block in use lies in backed granules.
+ *  - a granule counts the blocks in use or cached that touch it; it is backed if there are any, and on the
+ *    idle list <=> it is backed and there are none;
+ *  - blocks take more than max_bytes only while nothing can be evicted.
  *
  * Ownership: the cache owns all arrays; the arena only if it made it (owns_arena).
  */
@@ -61,7 +67,8 @@
 #include "paged/mem.h"
 
 enum {
-    PAGED__GRANULE = 2 << 20,       /* bytes; the unit in which memory is backed: a huge page */
+    PAGED__GRANULE = 2 << 20,       /* bytes; the usual unit in which memory is backed: a huge page */
+    PAGED__FULLNESS = 64,           /* classes of partly filled extents */
     PAGED__BLOCK_SIZE_DEFAULT = 16, /* tokens */
     PAGED__BLOCK_SIZE_MAX = 1024,
     PAGED__TAIL_BLOCK_MAX = 256, /* tokens of a block with packed tails */
@@ -93,8 +100,16 @@ typedef struct paged__extent {
     int32_t owner;                       /* group; -1: none, then nothing else here counts */
     int32_t first, n_blocks;             /* ids of the owner */
     int32_t n_taken, n_fresh, free_head; /* taken: in use or cached */
-    int32_t prev, next;                  /* partial list of the owner; -1: end */
+    int32_t prev, next;                  /* partial list of its fullness; -1: end */
 } paged__extent;
+
+typedef struct paged__granule {
+    uint64_t since;     /* when its last block went, by the caller's clock; of idle ones */
+    int32_t n_taken;    /* blocks in use or cached that touch it */
+    int32_t prev, next; /* idle list; -1: end */
+    int32_t recount;    /* of n_taken; zero between calls */
+    bool backed;
+} paged__granule;
 
 /* Working space of stats and check; zero between calls. */
 typedef struct paged__recount {
@@ -121,10 +136,12 @@ typedef struct paged__group {
     size_t k_bytes, v_bytes, scale_bytes; /* of one layer of a block; scale: of K, and as many of V */
     int32_t n_ids;                        /* ids lie in [0, n_ids) */
     int32_t n_used, n_cached, n_free;     /* blocks of the extents it owns */
-    int32_t partial;                      /* first extent with a free block; -1: none */
-    paged__block *blocks;                 /* [n_ids] */
-    paged__recount *recount;              /* [n_ids] */
-    int32_t *tables;                      /* [max_seqs, max_blocks] */
+    int32_t partial[PAGED__FULLNESS];     /* first extent with n_taken >> fullness_shift = index; -1: none */
+    uint64_t fullness;                    /* bit f: partial[f] is not empty */
+    int32_t fullness_shift;
+    paged__block *blocks;    /* [n_ids] */
+    paged__recount *recount; /* [n_ids] */
+    int32_t *tables;         /* [max_seqs, table_stride], [max_blocks] of a row count */
     /* packed tails, else NULL */
     int32_t *tail_tiles;   /* [max_seqs, n_tiles] -1 absent */
     paged__tile *tiles;    /* [n_ids * n_tiles] */
@@ -170,8 +187,7 @@ typedef struct paged__seq {
     int32_t space;     /* namespace; -1: shares nothing */
     int32_t tip;       /* node of the last full committed block; -2 - space: none is full; -1: no namespace */
     int32_t next_free; /* row; -1: last */
-    int32_t tokens_capacity;
-    int32_t *tokens; /* [tokens_capacity], [len] of them committed; NULL while the capacity is 0 */
+    int32_t *tokens;   /* [max_seq_tokens], [len] of them committed; a row of cache->tokens, for good */
 } paged__seq;
 
 typedef struct paged__promise {
@@ -188,21 +204,26 @@ struct paged_cache {
     int32_t n_groups, block_size, max_seqs, max_seq_tokens, max_blocks;
     int32_t n_tiles; /* of a block; 0: no packed tails */
     size_t pool_bytes;
-    bool poison, owns_arena;
+    bool poison, owns_arena, contiguous;
     paged_arena arena;
     /* pool.c */
     size_t extent_bytes;
     int32_t n_extents, n_free_extents;
-    paged__extent *extents; /* [n_extents] */
-    int32_t *free_extents;  /* [n_extents] */
-    uint8_t *backed;        /* [n_granules] 0 or 1 */
-    size_t n_granules, backed_bytes, used_bytes;
+    paged__extent *extents;   /* [n_extents] */
+    int32_t *free_extents;    /* [n_extents] */
+    paged__granule *granules; /* [n_granules] */
+    size_t granule_bytes, n_granules;
+    int32_t granule_shift; /* log2(granule_bytes) */
+    int32_t idle_first, idle_last;
+    size_t max_bytes, used_bytes, taken_bytes, backed_bytes, idle_bytes; /* taken: used or cached */
+    uint64_t trim_after, n_backed, n_unbacked, n_moves;
     uint64_t shuffle; /* state of the generator; 0: blocks are taken in order */
     /* seq.c */
     paged__seq *seqs; /* [max_seqs] */
     int32_t n_seqs, free_seq;
     int64_t n_tokens;
-    size_t token_bytes; /* of all tokens arrays */
+    int32_t *tokens;                    /* [max_seqs, token_stride] memory of the system once it is touched */
+    int64_t table_stride, token_stride; /* entries of a row */
     /* promise.c */
     paged__promise *promises; /* [max_seqs] */
     uint64_t next_ticket, n_waits, n_handovers;
@@ -265,7 +286,13 @@ static inline const int32_t *paged__node_tokens(const paged_cache *cache, int32_
 /* First entry that the token at position len needs of a group: 0 without a window. */
 static inline int32_t paged__window_first(const paged_cache *cache, int32_t group, int32_t len) {
     int32_t window = cache->groups[group].config.window;
-    return window > 0 ? PAGED_MAX(len - window + 1, 0) / cache->block_size : 0;
+    return window > 0 && !cache->contiguous ? PAGED_MAX(len - window + 1, 0) / cache->block_size : 0;
+}
+
+/* Entries of a row of n_tokens tokens, committed and reserved, that has n_entries by now. */
+static inline int32_t paged__entries_for(const paged_cache *cache, int64_t n_tokens, int32_t n_entries) {
+    if (cache->contiguous) return n_tokens > 0 || n_entries > 0 ? cache->max_blocks : 0;
+    return (int32_t)((n_tokens + cache->block_size - 1) / cache->block_size);
 }
 
 /* Entries of a group at the beginning of a row that are out of the window. */
@@ -300,6 +327,18 @@ bool paged__block_unref(paged_cache *cache, int32_t group, int32_t block);
 /* Frees a cached block, which is not indexed any more. */
 void paged__block_drop(paged_cache *cache, int32_t group, int32_t block);
 
+/* The block `to`, which was just taken, gets the content's references and place in the index; `from` is free
+ * then. Tables are the caller's. */
+void paged__block_move(paged_cache *cache, int32_t group, int32_t from, int32_t to);
+
+/* A partly filled extent off its list, so that nothing is taken from it, and on again. */
+void paged__extent_detach(paged_cache *cache, int32_t extent);
+void paged__extent_attach(paged_cache *cache, int32_t extent);
+
+/* Gives back at most n_max granules that have been idle since `until` or longer, the longest idle first, as
+ * long as more than keep_bytes are idle. Errors: of the arena; what went before is gone. */
+paged_status paged__pool_trim(paged_cache *cache, size_t keep_bytes, uint64_t until, size_t n_max);
+
 /* For tests: from now on blocks are taken in an order that the seed decides, so that physical placement is
  * random. */
 void paged__cache_shuffle(paged_cache *cache, uint64_t seed);
@@ -315,12 +354,6 @@ int32_t *paged__seq_table(const paged_cache *cache, int32_t group, const paged__
 /* Somebody else has the block of this entry, or the index, in one group at least: a window may have made
  * others let go of it in the rest. */
 bool paged__seq_shares(const paged_cache *cache, const paged__seq *seq, int32_t idx);
-
-/* Room for n_tokens tokens, grown by half, so that the cost of a token stays constant. *tokens stays NULL if
- * there is enough. paged__seq_set_tokens() puts it in place. */
-paged_status paged__seq_grow_tokens(const paged_cache *cache, const paged__seq *seq, int32_t n_tokens,
-                                    int32_t **tokens, int32_t *capacity);
-void paged__seq_set_tokens(paged_cache *cache, paged__seq *seq, int32_t *tokens, int32_t capacity);
 
 /* ---- tail.c ---- */
 
@@ -342,6 +375,7 @@ bool paged__tile_unref(paged_cache *cache, int32_t group, int32_t tile);
 paged_status paged__tile_copy(paged_cache *cache, int32_t group, int32_t dst, int32_t src);
 
 static inline int32_t *paged__seq_tiles(const paged_cache *cache, int32_t group, const paged__seq *seq) {
+    if (!cache->n_tiles) return NULL;
     return cache->groups[group].tail_tiles + (seq - cache->seqs) * cache->n_tiles;
 }
 
@@ -376,6 +410,9 @@ void paged__block_released(paged_cache *cache, int32_t group, int32_t block);
 /* A cached block is about to leave its node. */
 void paged__block_forgotten(paged_cache *cache, int32_t group, int32_t block);
 
+/* The content of an indexed block lies in `to` from now on: node and heap follow. */
+void paged__block_renamed(paged_cache *cache, int32_t group, int32_t from, int32_t to);
+
 /* A sequence takes this node for its tip, or leaves it; nothing happens where there is none (negative). */
 void paged__node_enter(paged_cache *cache, int32_t node);
 void paged__node_leave(paged_cache *cache, int32_t node);
@@ -392,12 +429,17 @@ static inline bool paged__node_idle(const paged__node *n) {
     return n->n_tokens > 0 && n->children < 0 && n->n_users == 0 && n->n_held == 0;
 }
 
-/* True if evicting all that can be evicted would make room for so many blocks. Exact with one group; with
- * several it may say yes too often, since extents go from group to group as wholes only. */
-bool paged__room_possible(const paged_cache *cache, const int32_t *need /* [n_groups] */);
-
-/* Evicts until so many blocks of each group can be taken together; false: not possible. */
+/* Evicts until so many blocks of each group can be taken together; false: not possible, and then, with one
+ * group, nothing was evicted. */
 bool paged__make_room(paged_cache *cache, const int32_t *need /* [n_groups] */);
+
+/* Evicts what the limit does not allow, as far as possible. */
+void paged__evict_to_limit(paged_cache *cache);
+
+/* At the end of every call that may have left blocks cached. */
+static inline void paged__settle_limit(paged_cache *cache) {
+    if (cache->taken_bytes > cache->max_bytes) paged__evict_to_limit(cache);
+}
 
 /* A pin of a path of depth + 1 nodes holds the block of node number i: all that a match needs that ends in
  * the last one. */

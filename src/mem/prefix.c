@@ -354,7 +354,7 @@ static bool pack_tail(paged_cache *cache, const paged__seq *seq, int32_t *blocks
     int32_t need[PAGED_GROUPS_MAX], n_tokens = seq->len % cache->block_size, g;
     paged_status status = PAGED_OK;
     for (g = 0; g < cache->n_groups; g++) need[g] = 1;
-    if (!paged__room_possible(cache, need) || !paged__make_room(cache, need)) return false;
+    if (!paged__make_room(cache, need)) return false;
     for (g = 0; g < cache->n_groups && status == PAGED_OK; g++) {
         status = paged__block_take(cache, g, &blocks[g]);
         if (status != PAGED_OK) break;

@@ -20,6 +20,7 @@ static int32_t common(const int32_t *a, int32_t n_a, const int32_t *b, int32_t n
 static int32_t find_producer(const paged_cache *cache, int32_t row, int32_t *n_common) {
     const paged__promise *own = &cache->promises[row];
     int32_t best = -1;
+    if (cache->contiguous) return -1; /* what the other one computes is of no use here */
     *n_common =
         paged__match_reach(cache, own->space, cache->seqs[row].tokens, own->n_tokens) + cache->block_size - 1;
     for (int32_t r = 0; r < cache->max_seqs; r++) {
@@ -101,19 +102,13 @@ paged_status paged_seq_promise(paged_cache *cache, paged_seq handle, const paged
                                const int32_t *tokens, int32_t n_tokens, bool *waits) {
     paged__seq *seq = paged__seq_find(cache, handle);
     if (!seq) return PAGED_ERR_STALE;
-    int32_t row = (int32_t)(seq - cache->seqs), space, *grown, capacity;
+    int32_t row = (int32_t)(seq - cache->seqs), space;
     if (seq->len || seq->reserved || seq->space >= 0 || cache->promises[row].n_tokens || n_tokens < 1 ||
         !tokens || !waits)
         return PAGED_ERR_INVALID_ARG;
     if (n_tokens > cache->max_seq_tokens) return PAGED_ERR_TOO_LONG;
     paged_status status = paged__space_open(cache, names, &space);
     if (status != PAGED_OK) return status;
-    status = paged__seq_grow_tokens(cache, seq, n_tokens, &grown, &capacity);
-    if (status != PAGED_OK) {
-        paged__space_unref(cache, space);
-        return status;
-    }
-    paged__seq_set_tokens(cache, seq, grown, capacity);
     memcpy(seq->tokens, tokens, (size_t)n_tokens * sizeof *tokens);
     cache->promises[row] = (paged__promise){
         .n_tokens = n_tokens, .space = space, .producer = -1, .ticket = ++cache->next_ticket};

@@ -1,7 +1,7 @@
 /* seq.c: sequences: handles, block tables, reserve, commit, truncate, fork.
  *
- * Each call first finds out whether it can succeed, then changes things. Only reserve takes blocks and
- * memory; what it took is given back in reverse order if the arena fails halfway. (Granules that were
+ * Each call first finds out whether it can succeed, then changes things. Only reserve takes
+ * blocks; what it took is given back in reverse order if the arena fails halfway. (Granules that were
  * backed by then stay backed; nobody sees them.) */
 #include "mem/mem.h"
 
@@ -20,7 +20,7 @@ static int32_t row_of(const paged_cache *cache, const paged__seq *seq) {
 }
 
 int32_t *paged__seq_table(const paged_cache *cache, int32_t group, const paged__seq *seq) {
-    return cache->groups[group].tables + (int64_t)row_of(cache, seq) * cache->max_blocks;
+    return cache->groups[group].tables + (int64_t)row_of(cache, seq) * cache->table_stride;
 }
 
 void paged__seqs_init(paged_cache *cache) {
@@ -29,11 +29,14 @@ void paged__seqs_init(paged_cache *cache) {
     uint64_t salt = paged__mix((uint64_t)(uintptr_t)cache ^ paged__mix(paged__now_ns())) & tag_mask;
     for (int32_t i = 0; i < cache->max_seqs; i++) {
         cache->promises[i].producer = -1;
-        cache->seqs[i] = (paged__seq){
-            .tag = salt, .space = -1, .tip = -1, .next_free = i + 1 < cache->max_seqs ? i + 1 : -1};
+        cache->seqs[i] = (paged__seq){.tag = salt,
+                                      .space = -1,
+                                      .tip = -1,
+                                      .next_free = i + 1 < cache->max_seqs ? i + 1 : -1,
+                                      .tokens = cache->tokens + i * cache->token_stride};
     }
     cache->free_seq = 0;
-    int64_t n_entries = (int64_t)cache->max_seqs * cache->max_blocks;
+    int64_t n_entries = cache->max_seqs * cache->table_stride;
     int64_t n_tiles = (int64_t)cache->max_seqs * cache->n_tiles;
     for (int32_t g = 0; g < cache->n_groups; g++) {
         for (int64_t i = 0; i < n_entries; i++) cache->groups[g].tables[i] = -1;
@@ -48,11 +51,12 @@ static paged__seq *open_row(paged_cache *cache, paged_seq *out) {
     uint64_t tag = (seq->tag + 1) & tag_mask;
     cache->free_seq = seq->next_free;
     cache->n_seqs++;
-    *seq = (paged__seq){.tag = tag ? tag : 1,
+    *seq = (paged__seq){.tag = tag ? tag : 1, /* handle 0 is never valid */
                         .live = true,
                         .space = -1,
                         .tip = -1,
-                        .next_free = -1}; /* handle 0 is never valid */
+                        .next_free = -1,
+                        .tokens = seq->tokens};
     *out = seq->tag << PAGED__SEQ_BITS | (uint64_t)row;
     return seq;
 }
@@ -89,11 +93,11 @@ paged_status paged_seq_free(paged_cache *cache, paged_seq handle) {
     paged__node_leave(cache, seq->tip);
     if (seq->space >= 0) paged__space_unref(cache, seq->space);
     cache->n_tokens -= seq->len;
-    cache->token_bytes -= (size_t)seq->tokens_capacity * sizeof *seq->tokens;
-    paged__free(seq->tokens);
-    *seq = (paged__seq){.tag = seq->tag, .space = -1, .tip = -1, .next_free = cache->free_seq};
+    *seq = (paged__seq){
+        .tag = seq->tag, .space = -1, .tip = -1, .next_free = cache->free_seq, .tokens = seq->tokens};
     cache->free_seq = row_of(cache, seq);
     cache->n_seqs--;
+    paged__settle_limit(cache);
     return PAGED_OK;
 }
 
@@ -105,10 +109,10 @@ paged_status paged_seq_free(paged_cache *cache, paged_seq handle) {
 typedef struct change {
     int32_t want;     /* entries afterwards */
     int32_t n_blocks; /* blocks to take for new entries */
-    int32_t
-        copy_idx; /* entry with committed tokens that is shared, indexed or a tail, and cannot be written as
-                       * it is, so that it needs a copy; -1: none */
-    bool from_tail, to_tail; /* what copy_idx is, and what it becomes; else a block */
+    /* Entry with committed tokens that is shared, indexed or a tail, and cannot be written as it is, so that
+     * it needs a copy; -1: none. What it is and what it becomes: a tail, else a block. */
+    int32_t copy_idx;
+    bool from_tail, to_tail;
     int32_t fill_idx;        /* a tail without committed tokens that becomes a block; -1: none */
     bool drops_tail;         /* the old tail is none any more */
     int32_t n_tiles, n_keep; /* of the tail afterwards; the first n_keep are those it has */
@@ -151,7 +155,7 @@ static void plan_tail(const paged_cache *cache, const paged__seq *seq, int32_t n
 }
 
 static void plan_change(const paged_cache *cache, const paged__seq *seq, int32_t n_tokens, change *c) {
-    int64_t want = ((int64_t)seq->len + n_tokens + cache->block_size - 1) / cache->block_size;
+    int64_t want = paged__entries_for(cache, (int64_t)seq->len + n_tokens, seq->n_entries);
     int32_t idx = seq->len / cache->block_size;
     *c = (change){.copy_idx = -1, .fill_idx = -1, .copy_tile = -1};
     c->want = (int32_t)PAGED_MIN(want, (int64_t)INT32_MAX - 1);
@@ -174,28 +178,6 @@ static int32_t n_tiles_taken_by(const change *c) {
 static int32_t blocks_needed(const paged_cache *cache, int32_t group, const change *c) {
     int32_t n_tiles = n_tiles_taken_by(c);
     return n_taken_by(c) + (n_tiles ? paged__tiles_blocks(cache, group, n_tiles) : 0);
-}
-
-paged_status paged__seq_grow_tokens(const paged_cache *cache, const paged__seq *seq, int32_t n_tokens,
-                                    int32_t **tokens, int32_t *capacity) {
-    *tokens = NULL;
-    *capacity = seq->tokens_capacity;
-    if (n_tokens <= seq->tokens_capacity) return PAGED_OK;
-    int64_t grown = PAGED_MAX((int64_t)n_tokens, PAGED_MAX((int64_t)seq->tokens_capacity * 3 / 2, 64));
-    *capacity = (int32_t)PAGED_MIN(grown, (int64_t)cache->max_seq_tokens);
-    *tokens = paged__alloc((size_t)*capacity, sizeof **tokens);
-    if (!*tokens) return PAGED_ERR_NO_MEMORY;
-    int32_t n_known = PAGED_MAX(seq->len, cache->promises[row_of(cache, seq)].n_tokens);
-    if (n_known) memcpy(*tokens, seq->tokens, (size_t)n_known * sizeof **tokens);
-    return PAGED_OK;
-}
-
-void paged__seq_set_tokens(paged_cache *cache, paged__seq *seq, int32_t *tokens, int32_t capacity) {
-    if (!tokens) return;
-    cache->token_bytes += (size_t)(capacity - seq->tokens_capacity) * sizeof *tokens;
-    paged__free(seq->tokens);
-    seq->tokens = tokens;
-    seq->tokens_capacity = capacity;
 }
 
 /* What was taken for a change in one group. New entries are put behind the table's end at once. */
@@ -291,38 +273,31 @@ paged_status paged_seq_reserve(paged_cache *cache, paged_seq handle, int32_t n_t
     paged__seq *seq = paged__seq_find(cache, handle);
     change c;
     taken got[PAGED_GROUPS_MAX];
-    int32_t need[PAGED_GROUPS_MAX], *tokens, capacity, g;
+    int32_t need[PAGED_GROUPS_MAX], g;
     if (!seq) return PAGED_ERR_STALE;
     if (n_tokens < 0) return PAGED_ERR_INVALID_ARG;
     if (n_tokens > cache->max_seq_tokens - seq->len) return PAGED_ERR_TOO_LONG;
     plan_change(cache, seq, n_tokens, &c);
     for (g = 0; g < cache->n_groups; g++) need[g] = blocks_needed(cache, g, &c);
-    if (!paged__room_possible(cache, need)) {
-        cache->n_refused++;
-        return PAGED_ERR_NO_BLOCKS;
-    }
-    paged_status status = paged__seq_grow_tokens(cache, seq, seq->len + n_tokens, &tokens, &capacity);
-    if (status != PAGED_OK) return status;
     if (!paged__make_room(cache, need)) {
-        paged__free(tokens);
         cache->n_refused++;
         return PAGED_ERR_NO_BLOCKS;
     }
+    paged_status status = PAGED_OK;
     for (g = 0; g < cache->n_groups && status == PAGED_OK; g++) {
         status = take(cache, seq, g, &c, &got[g]);
     }
     if (status != PAGED_OK) {
         /* Group g - 1 is the one that failed; it has undone its own. */
         for (g -= 2; g >= 0; g--) untake(cache, seq, g, &got[g]);
-        paged__free(tokens);
         return status;
     }
     for (g = 0; g < cache->n_groups; g++) apply_change(cache, seq, g, &c, &got[g]);
-    paged__seq_set_tokens(cache, seq, tokens, capacity);
     if (n_tokens > 0) paged__promise_check(cache, row_of(cache, seq), seq->len, NULL, 0);
     seq->n_entries = c.want;
     seq->has_tail = c.n_tiles > 0;
     seq->reserved = n_tokens;
+    paged__settle_limit(cache);
     return PAGED_OK;
 }
 
@@ -379,6 +354,7 @@ paged_status paged_seq_commit(paged_cache *cache, paged_seq handle, const int32_
     if (seq->space >= 0) paged__prefix_commit(cache, seq, seq->len - n_tokens);
     for (int32_t g = 0; g < cache->n_groups; g++) leave_window(cache, seq, g, seq->len - n_tokens);
     if (cache->promises[row].n_waiters) paged__promise_kept(cache, row);
+    paged__settle_limit(cache);
     return PAGED_OK;
 }
 
@@ -401,12 +377,35 @@ paged_status paged_seq_truncate(paged_cache *cache, paged_seq handle, int32_t n_
             return PAGED_ERR_INVALID_ARG; /* what it would see is gone */
     if (n_tokens < seq->len) paged__promise_end(cache, row_of(cache, seq));
     if (seq->space >= 0) step_back(cache, seq, n_tokens / cache->block_size);
-    drop_entries(cache, seq, paged__ceil_div(n_tokens, cache->block_size));
+    drop_entries(cache, seq, paged__entries_for(cache, n_tokens, seq->n_entries));
     cache->n_tokens -= seq->len - n_tokens;
     seq->len = n_tokens;
     seq->reserved = 0;
     for (int32_t g = 0; g < cache->n_groups && seq->has_tail; g++)
         paged__tail_cut(cache, seq, g, paged__seq_n_tiles(cache, seq));
+    paged__settle_limit(cache);
+    return PAGED_OK;
+}
+
+/* A fork in contiguous mode: blocks of its own, and a copy. */
+static paged_status fork_copied(paged_cache *cache, const paged__seq *parent, paged_seq *out) {
+    paged_seq handle;
+    paged__seq *child = open_row(cache, &handle);
+    int32_t n_blocks = paged__ceil_div(parent->len, cache->block_size);
+    paged_status status = paged_seq_reserve(cache, handle, parent->len);
+    for (int32_t g = 0; g < cache->n_groups && n_blocks > 0 && status == PAGED_OK; g++) {
+        size_t block_bytes = cache->groups[g].block_bytes;
+        status = cache->arena.copy(
+            cache->arena.ctx, (size_t)paged__seq_table(cache, g, child)[0] * block_bytes,
+            (size_t)paged__seq_table(cache, g, parent)[0] * block_bytes, (size_t)n_blocks * block_bytes);
+    }
+    if (status == PAGED_OK) status = paged_seq_commit(cache, handle, parent->tokens, parent->len);
+    if (status != PAGED_OK) {
+        paged_seq_free(cache, handle);
+        return status;
+    }
+    cache->n_copies += (uint64_t)n_blocks * (uint64_t)cache->n_groups;
+    *out = handle;
     return PAGED_OK;
 }
 
@@ -415,14 +414,10 @@ paged_status paged_seq_fork(paged_cache *cache, paged_seq parent_handle, paged_s
     if (!parent) return PAGED_ERR_STALE;
     if (!out) return PAGED_ERR_INVALID_ARG;
     if (cache->free_seq < 0) return PAGED_ERR_NO_SEQS;
-    int32_t *tokens = NULL, n_entries = paged__ceil_div(parent->len, cache->block_size);
-    if (parent->len) {
-        tokens = paged__alloc((size_t)parent->len, sizeof *tokens);
-        if (!tokens) return PAGED_ERR_NO_MEMORY;
-        memcpy(tokens, parent->tokens, (size_t)parent->len * sizeof *tokens);
-    }
+    if (cache->contiguous) return fork_copied(cache, parent, out);
+    int32_t n_entries = paged__ceil_div(parent->len, cache->block_size);
     paged__seq *child = open_row(cache, out);
-    paged__seq_set_tokens(cache, child, tokens, parent->len);
+    memcpy(child->tokens, parent->tokens, (size_t)parent->len * sizeof *child->tokens);
     child->len = parent->len;
     child->n_entries = n_entries;
     child->has_tail = parent->has_tail && n_entries == parent->n_entries;
@@ -459,10 +454,8 @@ int32_t paged_seq_reserved(const paged_cache *cache, paged_seq handle) {
 }
 
 const int32_t *paged_seq_tokens(const paged_cache *cache, paged_seq handle) {
-    static const int32_t none[1] = {0};
     const paged__seq *seq = paged__seq_find(cache, handle);
-    if (!seq) return NULL;
-    return seq->tokens ? seq->tokens : none; /* NULL means stale */
+    return seq ? seq->tokens : NULL;
 }
 
 int32_t paged_seq_first_k(const paged_cache *cache, paged_seq handle, int32_t group) {

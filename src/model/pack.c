@@ -112,7 +112,9 @@ paged_status paged__model_pack(paged_model *m, void (*progress)(void *user, floa
     lay_out(m);
     const int32_t n_threads =
         m->packed_bytes < SMALL_BYTES ? 1 : PAGED_MIN(paged_cpu_count(), (int32_t)PAGED__TEAM_MAX);
-    paged_status s = paged__team_create(n_threads, false, &p.team, err);
+    /* Where the system gives no threads one does as well, later. */
+    paged_status s = paged__team_create(n_threads, false, &p.team, NULL);
+    if (s) s = paged__team_create(1, false, &p.team, err);
     if (s) return s;
     paged__team_run(p.team, pack_all, &p);
     paged__team_free(p.team);

@@ -57,6 +57,12 @@ static paged_status check_config(const paged_attn_config *c, paged_error *err) {
         (c->head_dim_k % 2 || c->head_dim_v % 2))
         INVALID("head_dim_k %d and head_dim_v %d must be even in the packed layout of bf16", c->head_dim_k,
                 c->head_dim_v);
+    if (c->type == PAGED_TYPE_I8 &&
+        (c->layout != PAGED_LAYOUT_PACKED || c->head_dim_k % 4 || c->head_dim_v % 4))
+        INVALID(
+            "i8 asks for the packed layout and head dims that are multiples of 4; layout %d, head_dim_k %d, "
+            "head_dim_v %d",
+            (int)c->layout, c->head_dim_k, c->head_dim_v);
     if (!isfinite(c->scale)) INVALID("scale is not finite");
     if (c->window && c->non_causal) INVALID("a window of %d asks for causal attention", c->window);
     if (!isfinite(c->softcap) || c->softcap < 0 || (c->softcap != 0 && c->softcap < 1e-30f))

@@ -153,10 +153,14 @@ typedef struct paged__attn_step {
  * that 4 may always be read. */
 void paged__tiles_find(const paged__attn_step *step, const void **k, const void **v);
 
+/* i8: where the scales of the tiles lie, likewise. */
+void paged__scales_find(const paged__attn_step *step, const float **k, const float **v);
+
 /* Plain layout: packs the step into tiles in the thread's scratch, zeros where there is no token. With
- * `widen` they become f32 tiles. */
+ * `widen` they become f32 tiles. Meanwhile the rows of `next` come into the cache; NULL: nothing follows. */
 void paged__tiles_pack(const paged__type_kernels *kernels, const paged__attn_step *step,
-                       const paged__scratch *scratch, bool widen, const void **k, const void **v);
+                       const paged__attn_step *next, const paged__scratch *scratch, bool widen,
+                       const void **k, const void **v);
 
 /* Packed layout: brings the step to f32 tiles in the thread's scratch. */
 void paged__tiles_widen(const paged__type_kernels *kernels, const paged__attn_step *step,

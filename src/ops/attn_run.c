@@ -57,19 +57,16 @@ static void finish_row(const unit *u, int32_t r, float *state, const paged_attn_
     int64_t stride = io->out_stride ? io->out_stride : (int64_t)n_heads * dv;
     float *out = io->out + q * stride + head * dv;
     float l = paged__row_keys(attn, u->entry, r) > 0 ? *state_l(attn, state) : 0;
-    double sink = io->sinks ? io->sinks[head] * LOG2_E : -INFINITY, lse = sink; /* in units of log2 */
-    if (l != 0) {
-        double m = *state_m(attn, state);
-        lse = m + log2((double)l);
-        if (sink != -INFINITY) {
-            l = (float)PAGED_MIN(l + exp2(sink - m), FLT_MAX);
-            lse = add_log2(lse, sink);
-        }
-        attn->kernels->divide(out, state, l, dv);
-    } else {
+    double m = *state_m(attn, state), sink = io->sinks ? io->sinks[head] * LOG2_E : -INFINITY;
+    if (l != 0)
+        attn->kernels->divide(out, state,
+                              sink == -INFINITY ? l : (float)PAGED_MIN(l + exp2(sink - m), FLT_MAX), dv);
+    else
         memset(out, 0, (size_t)dv * sizeof(float));
-    }
-    if (io->lse) io->lse[q * n_heads + head] = (float)(lse / LOG2_E);
+    if (!io->lse) return;
+    double lse = l != 0 ? m + log2((double)l) : -INFINITY; /* in units of log2 */
+    if (sink != -INFINITY) lse = l != 0 ? add_log2(lse, sink) : sink;
+    io->lse[q * n_heads + head] = (float)(lse / LOG2_E);
 }
 
 /* ---- a split of a unit ---- */
@@ -146,30 +143,36 @@ static void step_tiles(const unit *u, split_run *run, const paged__scratch *scra
                            .n_tokens = PAGED_MIN(n_keys - t0, PAGED_ATTN_STEP),
                            .n_before = PAGED_MAX(first - t0, 0)};
     paged__tiles *k = &run->step.k, *v = &run->step.v;
+    paged__attn_step next = at;
+    next.t0 = t1;
+    next.n_tokens = PAGED_MIN(n_keys - t1, PAGED_ATTN_STEP);
+    next.n_before = 0; /* what the rows of this step see reaches beyond it */
     if (run->pack)
-        paged__tiles_pack(run->tiles, &at, scratch, run->widen, k->at, v->at);
+        paged__tiles_pack(run->tiles, &at, t1 < n_keys ? &next : NULL, scratch, run->widen, k->at, v->at);
     else if (run->widen)
         paged__tiles_widen(run->tiles, &at, scratch, k->at, v->at);
     else
         paged__tiles_find(&at, k->at, v->at);
+    if (u->kv->type == PAGED_TYPE_I8) {
+        paged__scales_find(&at, k->scale, v->scale);
+        memcpy(k->next_scale, k->scale, sizeof k->next_scale);
+        memcpy(v->next_scale, v->scale, sizeof v->next_scale);
+    }
     if (run->pack || run->widen || t1 >= n_keys) {
         memcpy(k->next, k->at, sizeof k->next);
         memcpy(v->next, v->at, sizeof v->next);
     } else {
-        at.t0 = t1;
-        at.n_tokens = PAGED_MIN(n_keys - t1, PAGED_ATTN_STEP);
-        at.n_before = 0; /* what the rows of this step see reaches beyond it */
-        paged__tiles_find(&at, k->next, v->next);
+        paged__tiles_find(&next, k->next, v->next);
+        if (u->kv->type == PAGED_TYPE_I8) paged__scales_find(&next, k->next_scale, v->next_scale);
     }
 }
 
 /* In one fixed order: lane i with i + 8, then 4, 2, 1. */
 static float sum_lanes(const float *lanes) {
-    float x[PAGED__L_LANES];
-    memcpy(x, lanes, sizeof x);
-    for (int32_t width = PAGED__L_LANES / 2; width > 0; width /= 2)
-        for (int32_t i = 0; i < width; i++) x[i] += x[i + width];
-    return x[0];
+    float x[8], y[4];
+    for (int32_t i = 0; i < 8; i++) x[i] = lanes[i] + lanes[i + 8];
+    for (int32_t i = 0; i < 4; i++) y[i] = x[i] + x[i + 4];
+    return (y[0] + y[2]) + (y[1] + y[3]);
 }
 
 /* Rows of the unit that see a token of t0 … t1 - 1: neighbours, since what rows see ascends. */
@@ -207,6 +210,13 @@ static paged__range attend_split(const unit *u, const paged__scratch *scratch, i
 
 /* ---- a unit ---- */
 
+static const float *q_row(const unit *u, const paged_attn_io *io, int32_t r) {
+    const paged_attn_config *c = &u->attn->config;
+    int64_t stride = io->q_stride ? io->q_stride : (int64_t)c->n_heads * c->head_dim_k;
+    int64_t head = u->head * u->attn->group + r % u->attn->group;
+    return io->q + (u->entry->q_first + r / u->attn->group) * stride + head * c->head_dim_k;
+}
+
 /* Position of query q, which belongs to sequence *seq or one behind it. */
 static int32_t position_of(const paged_attn *attn, int32_t q, int32_t *seq) {
     while (q >= attn->cu_seqlens_q[*seq + 1]) ++*seq;
@@ -219,14 +229,15 @@ static void load_queries(const unit *u, const paged__scratch *scratch, const pag
     const paged_attn *attn = u->attn;
     void (*load_q)(void *, const float *, float, int32_t) = attn->kernels->of[attn->config.type]->load_q;
     int32_t dk = attn->config.head_dim_k, seq = u->entry->seq;
-    int64_t stride = io->q_stride ? io->q_stride : (int64_t)attn->config.n_heads * dk;
     for (int32_t r = 0; r < u->entry->n_rows; r++) {
-        int32_t q = u->entry->q_first + r / attn->group;
-        int64_t head = u->head * attn->group + r % attn->group;
-        load_q(scratch->q + r * attn->q_stride, io->q + q * stride + head * dk, attn->scale_log2, dk);
+        /* Rows lie far apart, where no hardware prefetcher looks. */
+        const float *src = q_row(u, io, r), *ahead = q_row(u, io, PAGED_MIN(r + 8, u->entry->n_rows - 1));
+        for (int32_t d = 0; d < dk; d += 16) __builtin_prefetch(ahead + d);
+        load_q(scratch->q + r * attn->q_stride, src, attn->scale_log2, dk);
         scratch->n_keys[r] = paged__row_keys(attn, u->entry, r);
         scratch->first_key[r] = paged__row_first(attn, u->entry, r);
-        if (attn->slopes_log2) scratch->position[r] = position_of(attn, q, &seq);
+        if (attn->slopes_log2)
+            scratch->position[r] = position_of(attn, u->entry->q_first + r / attn->group, &seq);
     }
 }
 

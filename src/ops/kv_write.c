@@ -1,35 +1,57 @@
 /* kv_write.c: keys and values into their slots and back, in every layout and type of paged/kv.h. */
+#include "ops/i8.h"
 #include "ops/ops.h"
 
 enum { MAX_BLOCK_SIZE = 1024 };
 
 #define INVALID(...) return paged__fail(err, PAGED_ERR_INVALID_ARG, __VA_ARGS__)
 
+/* K, V or the scales, as the strides lay them out. */
+typedef struct part {
+    const char *name, *block_name; /* of the strides: name_head_stride, block_name */
+    int64_t head_stride, block_stride;
+    int64_t elem, bytes; /* of an element, of a block of a head */
+} part;
+
 /* Blocks, and the heads in them, must not overlap, whichever of the two is the outer dimension. */
-static paged_status check_strides(const paged_kv *kv, const char *name, int64_t head_stride, int32_t head_dim,
-                                  paged_error *err) {
+static paged_status check_strides(const paged_kv *kv, part p, paged_error *err) {
     /* Addresses have 47 bits, so no product of a valid stride leaves them. */
-    const int64_t address_max = (int64_t)1 << 47, elem = (int64_t)paged__type_bytes(kv->type);
-    int64_t bytes = elem * kv->block_size * head_dim, block_stride = kv->block_stride;
-    if (head_stride < 0 || head_stride > address_max / kv->n_kv_heads || head_stride % elem ||
-        (kv->n_kv_heads > 1 && head_stride < bytes))
-        INVALID("%s_head_stride is %lld bytes; a block of a head takes %lld", name, (long long)head_stride,
-                (long long)bytes);
-    if (block_stride < 0 || block_stride > address_max / PAGED_MAX(kv->n_blocks, 1) || block_stride % elem ||
-        (kv->n_blocks > 1 && block_stride < bytes))
-        INVALID("block_stride is %lld bytes; a block of a head takes %lld of %s", (long long)block_stride,
-                (long long)bytes, name);
-    int64_t head_span = (kv->n_kv_heads - 1) * head_stride + bytes;
-    int64_t block_span = (kv->n_blocks - 1) * block_stride + bytes;
-    if (kv->n_blocks > 1 && kv->n_kv_heads > 1 && block_stride < head_span && head_stride < block_span)
-        INVALID("block_stride %lld and %s_head_stride %lld let blocks overlap", (long long)block_stride, name,
-                (long long)head_stride);
+    const int64_t address_max = (int64_t)1 << 47;
+    if (p.head_stride < 0 || p.head_stride > address_max / kv->n_kv_heads || p.head_stride % p.elem ||
+        (kv->n_kv_heads > 1 && p.head_stride < p.bytes))
+        INVALID("%s_head_stride is %lld bytes; a block of a head takes %lld", p.name,
+                (long long)p.head_stride, (long long)p.bytes);
+    if (p.block_stride < 0 || p.block_stride > address_max / PAGED_MAX(kv->n_blocks, 1) ||
+        p.block_stride % p.elem || (kv->n_blocks > 1 && p.block_stride < p.bytes))
+        INVALID("%s is %lld bytes; a block of a head takes %lld of %s", p.block_name,
+                (long long)p.block_stride, (long long)p.bytes, p.name);
+    int64_t head_span = (kv->n_kv_heads - 1) * p.head_stride + p.bytes;
+    int64_t block_span = (kv->n_blocks - 1) * p.block_stride + p.bytes;
+    if (kv->n_blocks > 1 && kv->n_kv_heads > 1 && p.block_stride < head_span && p.head_stride < block_span)
+        INVALID("%s %lld and %s_head_stride %lld let blocks overlap", p.block_name, (long long)p.block_stride,
+                p.name, (long long)p.head_stride);
     return PAGED_OK;
+}
+
+/* What i8 asks for beyond the other types. */
+static paged_status check_i8(const paged_kv *kv, paged_error *err) {
+    if (kv->layout != PAGED_LAYOUT_PACKED) INVALID("i8 exists in the packed layout only");
+    if (kv->head_dim_k % 4 || kv->head_dim_v % 4)
+        INVALID("head_dim_k %d and head_dim_v %d must be multiples of 4 in i8", kv->head_dim_k,
+                kv->head_dim_v);
+    if (kv->n_blocks > 0 && (!kv->k_scale || !kv->v_scale))
+        INVALID("%s of the cache is NULL, and its type is i8", kv->k_scale ? "v_scale" : "k_scale");
+    if (((uintptr_t)kv->k_scale | (uintptr_t)kv->v_scale) % sizeof(float))
+        INVALID("k_scale or v_scale of the cache is not aligned to its elements");
+    return check_strides(kv,
+                         (part){"scale", "scale_block_stride", kv->scale_head_stride, kv->scale_block_stride,
+                                sizeof(float), (int64_t)sizeof(float) * kv->block_size},
+                         err);
 }
 
 paged_status paged__kv_check(const paged_kv *kv, paged_error *err) {
     uint32_t type = (uint32_t)kv->type, layout = (uint32_t)kv->layout;
-    if (type >= PAGED__N_TYPES) INVALID("type of the cache is %u", type);
+    if (type > PAGED_TYPE_I8) INVALID("type of the cache is %u", type);
     if (layout > PAGED_LAYOUT_PACKED) INVALID("layout of the cache is %u", layout);
     if (kv->block_size < 1 || kv->block_size > MAX_BLOCK_SIZE)
         INVALID("block_size is %d, not in 1 ... %d", kv->block_size, MAX_BLOCK_SIZE);
@@ -48,8 +70,14 @@ paged_status paged__kv_check(const paged_kv *kv, paged_error *err) {
                 kv->head_dim_v);
     if (((uintptr_t)kv->k | (uintptr_t)kv->v) % paged__type_bytes(kv->type))
         INVALID("k or v of the cache is not aligned to its elements");
-    paged_status status = check_strides(kv, "k", kv->k_head_stride, kv->head_dim_k, err);
-    return status ? status : check_strides(kv, "v", kv->v_head_stride, kv->head_dim_v, err);
+    int64_t elem = (int64_t)paged__type_bytes(kv->type), slots = elem * kv->block_size;
+    const part parts[] = {
+        {"k", "block_stride", kv->k_head_stride, kv->block_stride, elem, slots * kv->head_dim_k},
+        {"v", "block_stride", kv->v_head_stride, kv->block_stride, elem, slots * kv->head_dim_v},
+    };
+    paged_status status = type == PAGED_TYPE_I8 ? check_i8(kv, err) : PAGED_OK;
+    for (int32_t i = 0; i < 2 && !status; i++) status = check_strides(kv, parts[i], err);
+    return status;
 }
 
 paged_status paged_kv_check_slots(const paged_kv *kv, const int64_t *slots, int32_t n_tokens,
@@ -140,11 +168,12 @@ static writer writer_of(const paged_kv *kv) {
 
 int64_t paged_kv_write(const paged_kv *kv, const float *k, int64_t k_stride, const float *v, int64_t v_stride,
                        const int64_t *slots, int32_t n_tokens, int32_t ith, int32_t nth) {
-    writer w = writer_of(kv);
     int64_t dk = kv->head_dim_k, dv = kv->head_dim_v, n_nan = 0;
     int64_t begin = (int64_t)n_tokens * ith / nth, end = (int64_t)n_tokens * (ith + 1) / nth;
     if (k_stride == 0) k_stride = kv->n_kv_heads * dk;
     if (v_stride == 0) v_stride = kv->n_kv_heads * dv;
+    if (kv->type == PAGED_TYPE_I8) return paged__i8_write(kv, k, k_stride, v, v_stride, slots, begin, end);
+    writer w = writer_of(kv);
     for (int64_t t = begin; t < end; t++) {
         if (slots[t] < 0) continue;
         int64_t block = slots[t] / kv->block_size;
@@ -162,6 +191,10 @@ int64_t paged_kv_write(const paged_kv *kv, const float *k, int64_t k_stride, con
 }
 
 void paged_kv_read(const paged_kv *kv, const int64_t *slots, int32_t n_tokens, float *k_out, float *v_out) {
+    if (kv->type == PAGED_TYPE_I8) {
+        paged__i8_read(kv, slots, n_tokens, k_out, v_out);
+        return;
+    }
     writer w = writer_of(kv);
     int64_t dk = kv->head_dim_k, dv = kv->head_dim_v;
     for (int64_t t = 0; t < n_tokens; t++) {

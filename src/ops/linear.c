@@ -36,7 +36,14 @@ void paged__act_set(const paged__act *act, int32_t token, const float *x, const 
 static int32_t chunk_tokens(int32_t n_tokens, int32_t n_tiles) {
     const int32_t most = PAGED__SUMS_MAX / (n_tiles * PAGED__ROW_TILE);
     const int32_t n_chunks = (n_tokens + most - 1) / most;
-    return paged__round_up((n_tokens + n_chunks - 1) / n_chunks, PAGED__ACT_GROUP);
+    return paged__round_up((n_tokens + n_chunks - 1) / n_chunks, paged__group_size(n_tokens));
+}
+
+/* Rows of y are far apart, each a miss of its own, so they are asked for some tokens ahead. */
+enum { Y_AHEAD = 12 };
+
+static void fetch_y(const float *y, int32_t n) {
+    for (int32_t r = 0; r < n; r += 16) __builtin_prefetch(y + r, 1);
 }
 
 /* Some tiles of matrix i (GLU: of gate and up), all tokens; y_first: where its part of a row of y begins. */
@@ -56,6 +63,7 @@ static void run_tiles(const paged__linear_kernels_table *k, const paged__linear_
         if (glu) k->sums(sums[1], job->w[1], tile, n_tiles, job->x, first, n);
         for (int32_t t = 0; t < n; t++) {
             float *y = job->y + (first + t) * job->y_stride + y_first + row;
+            if (t + Y_AHEAD < n) fetch_y(y + Y_AHEAD * job->y_stride, n_rows);
             const float *other = glu ? sums[1] + t * stride
                                  : job->epilogue == PAGED__ADD
                                      ? job->residual + (first + t) * job->residual_stride + y_first + row
@@ -76,7 +84,12 @@ void paged__linear_run(const paged__linear_job *job, int32_t ith, int32_t nth) {
     const paged__linear_kernels_table *k = kernels();
     const bool glu = job->epilogue >= PAGED__SWIGLU;
     const int32_t n = glu ? 1 : job->n_w;
-    PAGED_ASSERT(!glu || job->n_w == 2);
+    PAGED_ASSERT(job->n_w >= 1 && job->n_w <= 4 && (!glu || job->n_w == 2));
+    for (int32_t i = 0; i < job->n_w; i++)
+        PAGED_ASSERT(job->w[i]->n_cols == job->x->n_cols &&
+                     paged__wants_quantised(job->w[i]->type) == job->x->quantised &&
+                     (!glu || job->w[i]->n_rows == job->w[0]->n_rows));
+    if (job->x->n_tokens <= 0) return;
     int64_t tile_bytes[4], all = 0, before = 0;
     for (int32_t i = 0; i < n; i++) {
         tile_bytes[i] = (int64_t)(job->w[i]->tile_bytes + (glu ? job->w[1]->tile_bytes : 0));

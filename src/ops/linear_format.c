@@ -255,27 +255,26 @@ static uint32_t quant_at(const uint8_t *block, int r, int j, paged__weight_type 
     return low;
 }
 
-void paged__block_read(const paged__matrix *w, int32_t tile, int32_t block, paged__block *out) {
+void paged__row_block_read(const paged__matrix *w, int32_t row, int32_t block, paged__row_block *out) {
     const paged__weight_type type = w->type;
-    const int n = paged__unit_blocks(type), b = block % n;
-    const uint8_t *unit = paged__tile_at(w, tile) + (size_t)(block / n) * (size_t)paged__unit_step(type);
+    const int n = paged__unit_blocks(type), b = block % n, r = row % PAGED__ROW_TILE;
+    const uint8_t *tile = paged__tile_at(w, row / PAGED__ROW_TILE);
+    const uint8_t *unit = tile + (size_t)(block / n) * (size_t)paged__unit_step(type);
+    const uint8_t *quants = unit + paged__head_bytes(type) + b * paged__block_bytes(type);
     const uint8_t *scales = unit + 64 + b * 32;
+    for (int j = 0; j < PAGED__ACT_BLOCK; j++) out->u[j] = (uint8_t)quant_at(quants, r, j, type);
     out->zero = paged__has_min(type) ? 0 : 1 << paged__zero_shift(type);
-    for (int r = 0; r < PAGED__ROW_TILE; r++) {
-        for (int j = 0; j < PAGED__ACT_BLOCK; j++)
-            out->u[r][j] =
-                (uint8_t)quant_at(unit + paged__head_bytes(type) + b * paged__block_bytes(type), r, j, type);
-        if (!paged__is_k(type)) {
-            out->d[0][r] = out->d[1][r] = paged__f16_to_f32(load16(unit + b * 32 + r * 2));
-            out->m[r] = type == PAGED__W_Q4_1 ? paged__f16_to_f32(load16(scales + r * 2)) : 0.0f;
-            continue;
-        }
-        const float d = paged__f16_to_f32(load16(unit + r * 2));
-        const bool is_q6 = type == PAGED__W_Q6_K;
-        out->d[0][r] = d * (is_q6 ? (float)(int8_t)scales[r] : (float)scales[r]);
-        out->d[1][r] = is_q6 ? d * (float)(int8_t)scales[16 + r] : out->d[0][r];
-        out->m[r] = is_q6 ? 0.0f : paged__f16_to_f32(load16(unit + 32 + r * 2)) * (float)scales[16 + r];
+    out->m = 0;
+    if (!paged__is_k(type)) {
+        out->d[0] = out->d[1] = paged__f16_to_f32(load16(unit + b * 32 + r * 2));
+        if (type == PAGED__W_Q4_1) out->m = paged__f16_to_f32(load16(scales + r * 2));
+        return;
     }
+    const float d = paged__f16_to_f32(load16(unit + r * 2));
+    const bool is_q6 = type == PAGED__W_Q6_K;
+    out->d[0] = d * (is_q6 ? (float)(int8_t)scales[r] : (float)scales[r]);
+    out->d[1] = is_q6 ? d * (float)(int8_t)scales[16 + r] : out->d[0];
+    if (!is_q6) out->m = paged__f16_to_f32(load16(unit + 32 + r * 2)) * (float)scales[16 + r];
 }
 
 static float float_at(const uint8_t *tile, int64_t e, paged__weight_type type) {
@@ -293,11 +292,11 @@ void paged__matrix_row(const paged__matrix *w, int32_t row, float *out) {
             out[k] = float_at(paged__tile_at(w, tile), k * 16 + r, w->type);
         return;
     }
-    paged__block block;
+    paged__row_block block;
     for (int32_t b = 0; b < w->n_cols / PAGED__ACT_BLOCK; b++) {
-        paged__block_read(w, tile, b, &block);
+        paged__row_block_read(w, row, b, &block);
         for (int j = 0; j < PAGED__ACT_BLOCK; j++)
             out[b * PAGED__ACT_BLOCK + j] =
-                block.d[j / 16][r] * (float)((int32_t)block.u[r][j] - block.zero) + block.m[r];
+                block.d[j / 16] * (float)((int32_t)block.u[j] - block.zero) + block.m;
     }
 }

@@ -14,7 +14,7 @@
  *
  * Columns behind the last have d = m = 0. A tile of F32, F16, BF16 is [n_cols][16 rows].
  *
- * Activations: tokens in groups of six, the last one smaller, so that a kernel walks one stream:
+ * Activations: tokens in groups of up to six, so that a kernel walks one stream for all of them:
  *
  *     quantised   [groups][n_blocks][tokens of the group] paged__act_block, zeros behind the last column
  *     f32         [groups][n_cols][tokens of the group]
@@ -35,7 +35,7 @@
 #include "ops/linear.h"
 
 enum {
-    PAGED__ACT_GROUP = 6,    /* tokens */
+    PAGED__ACT_GROUP = 6,    /* tokens, at most */
     PAGED__FLOAT_BLOCK = 64, /* columns of a partial sum of F32, F16 and BF16 */
     PAGED__PANEL_COLS = 512, /* columns that a kernel works on before it goes to the next tokens */
     PAGED__SUMS_MAX = 3072   /* floats that one call of `sums` gives */
@@ -127,30 +127,39 @@ static inline const uint8_t *paged__tile_at(const paged__matrix *w, int32_t tile
            (size_t)(tile & 1) * (size_t)paged__unit_bytes(w->type);
 }
 
-/* Where a group's activations begin, and how many tokens it has. */
-static inline int32_t paged__group_tokens(const paged__act *x, int32_t token) {
-    return PAGED_MIN(PAGED__ACT_GROUP, x->n_tokens - token / PAGED__ACT_GROUP * PAGED__ACT_GROUP);
+/* Tokens of a group: groups are as few as can be, and of about the same size. The last may be smaller. */
+static inline int32_t paged__group_size(int32_t n_tokens) {
+    const int32_t n_groups = (n_tokens + PAGED__ACT_GROUP - 1) / PAGED__ACT_GROUP;
+    return (n_tokens + n_groups - 1) / n_groups;
 }
-static inline paged__act_block *paged__group_blocks(const paged__act *x, int32_t token) {
-    const int32_t first = token / PAGED__ACT_GROUP * PAGED__ACT_GROUP;
-    return (paged__act_block *)(void *)x->data + (int64_t)first * paged__act_blocks(x->n_cols);
+
+/* The group of a token: its first token, and how many it has. */
+typedef struct paged__group {
+    int32_t first, width;
+} paged__group;
+
+static inline paged__group paged__group_of(const paged__act *x, int32_t token) {
+    const int32_t size = paged__group_size(x->n_tokens), first = token / size * size;
+    return (paged__group){first, PAGED_MIN(size, x->n_tokens - first)};
 }
-static inline float *paged__group_floats(const paged__act *x, int32_t token) {
-    const int32_t first = token / PAGED__ACT_GROUP * PAGED__ACT_GROUP;
-    return (float *)(void *)x->data + (int64_t)first * x->n_cols;
+/* Where its activations begin. */
+static inline paged__act_block *paged__group_blocks(const paged__act *x, paged__group group) {
+    return (paged__act_block *)(void *)x->data + (int64_t)group.first * paged__act_blocks(x->n_cols);
+}
+static inline float *paged__group_floats(const paged__act *x, paged__group group) {
+    return (float *)(void *)x->data + (int64_t)group.first * x->n_cols;
 }
 
 /* u = kvalue + 128 of IQ4_NL. */
 extern const uint8_t paged__iq4_nl[16];
 
-/* One block of 32 columns of a packed tile in plain numbers. */
-typedef struct paged__block {
-    uint8_t u[PAGED__ROW_TILE][PAGED__ACT_BLOCK];
-    float d[2][PAGED__ROW_TILE]; /* of the first and of the second 16 columns */
-    float m[PAGED__ROW_TILE];
+/* 32 columns of one row in plain numbers: w = d * (u - zero) + m, d of the first and of the second 16. */
+typedef struct paged__row_block {
+    uint8_t u[PAGED__ACT_BLOCK];
+    float d[2], m;
     int32_t zero;
-} paged__block;
+} paged__row_block;
 
-void paged__block_read(const paged__matrix *w, int32_t tile, int32_t block, paged__block *out);
+void paged__row_block_read(const paged__matrix *w, int32_t row, int32_t block, paged__row_block *out);
 
 #endif

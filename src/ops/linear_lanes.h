@@ -1,10 +1,10 @@
 /* ops/linear_lanes.h: what linear layers compute besides products: RMS norm and quantisation of activations,
  * and what becomes of the sums. Each file of kernels includes it and compiles it for its instruction set.
  *
- * Written in vectors of 16 lanes, which GCC and clang turn into what the machine has. No multiply-add is
- * fused (the room is compiled with -ffp-contract=off) and every sum has one order, so all instruction sets
- * give the same bits. Vectors are passed by address: by value, their place would depend on the instruction
- * set.
+ * Written in vectors as wide as the machine's, with the compilers' operators. No multiply-add is fused (the
+ * room is compiled with -ffp-contract=off), lanes do not meet but in integers and in one sum of a fixed
+ * order, so all instruction sets give the same bits. Vectors are passed by address: by value, their place
+ * would depend on the instruction set.
  */
 #ifndef PAGED_OPS_LINEAR_LANES_H
 #define PAGED_OPS_LINEAR_LANES_H
@@ -13,18 +13,26 @@
 
 #include "ops/linear_kernels.h"
 
-#define PAGED__LANES static inline __attribute__((always_inline))
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
+#define PAGED__LANES_FN static inline __attribute__((always_inline))
+
+#if defined(__AVX512F__)
 enum { PAGED__N_LANES = 16 };
+#elif defined(__AVX2__)
+enum { PAGED__N_LANES = 8 };
+#else
+enum { PAGED__N_LANES = 4 };
+#endif
+enum { PAGED__ACT_VECTORS = PAGED__ACT_BLOCK / PAGED__N_LANES };
 
-typedef float paged__f32s __attribute__((vector_size(64)));
-typedef uint32_t paged__u32s __attribute__((vector_size(64)));
-typedef int32_t paged__i32s __attribute__((vector_size(64)));
-typedef int32_t paged__i32s_8 __attribute__((vector_size(32)));
-typedef int32_t paged__i32s_4 __attribute__((vector_size(16)));
-typedef int8_t paged__i8s __attribute__((vector_size(16)));
-typedef float paged__f32s_8 __attribute__((vector_size(32)));
-typedef double paged__f64s_8 __attribute__((vector_size(64)));
+typedef float paged__f32s __attribute__((vector_size(4 * PAGED__N_LANES)));
+typedef uint32_t paged__u32s __attribute__((vector_size(4 * PAGED__N_LANES)));
+typedef int32_t paged__i32s __attribute__((vector_size(4 * PAGED__N_LANES)));
+typedef float paged__f32_half __attribute__((vector_size(2 * PAGED__N_LANES)));
+typedef double paged__f64s __attribute__((vector_size(4 * PAGED__N_LANES)));
 
 /* A float of this size has units of 1 in its last place: adding it rounds to nearest even, and its low bits
  * are the integer. */
@@ -32,13 +40,13 @@ typedef double paged__f64s_8 __attribute__((vector_size(64)));
 #define PAGED__ROUNDER_BITS 0x4b400000u
 
 /* *x where the mask is zero, `other` where it is ones. */
-PAGED__LANES void paged__blend(paged__f32s *x, float other, const paged__i32s *mask) {
+PAGED__LANES_FN void paged__blend(paged__f32s *x, float other, const paged__i32s *mask) {
     const paged__f32s all = other - (paged__f32s){0};
     *x = (paged__f32s)((*mask & (paged__i32s)all) | (~*mask & (paged__i32s)*x));
 }
 
 /* *x = exp(*x); from 88 on as at 88, up to -87 as at -87; NaN stays NaN. Relative error 2e-7. */
-PAGED__LANES void paged__exp(paged__f32s *io) {
+PAGED__LANES_FN void paged__exp(paged__f32s *io) {
     paged__f32s x = *io;
     const paged__i32s above = x > 88.0f, below = x < -87.0f;
     paged__blend(&x, 88.0f, &above);
@@ -56,14 +64,14 @@ PAGED__LANES void paged__exp(paged__f32s *io) {
 }
 
 /* *x = x / (1 + exp(-x)) */
-PAGED__LANES void paged__silu(paged__f32s *x) {
+PAGED__LANES_FN void paged__silu(paged__f32s *x) {
     paged__f32s e = -*x;
     paged__exp(&e);
     *x = *x / (e + 1.0f);
 }
 
 /* *x = x / 2 * (1 + tanh u) = x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + 0.044715 x^3) */
-PAGED__LANES void paged__gelu(paged__f32s *x) {
+PAGED__LANES_FN void paged__gelu(paged__f32s *x) {
     paged__f32s e = *x * -1.59576912f * (*x * *x * 0.044715f + 1.0f);
     paged__exp(&e);
     *x = *x / (e + 1.0f);
@@ -71,8 +79,8 @@ PAGED__LANES void paged__gelu(paged__f32s *x) {
 
 /* ---- epilogue ---- */
 
-PAGED__LANES void paged__finish_16(float *y, const float *a, const float *b, const float *bias_a,
-                                   const float *bias_b, const paged__epilogue epilogue) {
+PAGED__LANES_FN void paged__finish_lanes(float *y, const float *a, const float *b, const float *bias_a,
+                                         const float *bias_b, const paged__epilogue epilogue) {
     paged__f32s g, u, bias;
     memcpy(&g, a, sizeof g);
     if (bias_a) {
@@ -93,12 +101,12 @@ PAGED__LANES void paged__finish_16(float *y, const float *a, const float *b, con
 }
 
 /* Behind the last row nothing is read or written. */
-PAGED__LANES void paged__finish_as(float *y, const float *a, const float *b, const float *bias_a,
-                                   const float *bias_b, int32_t n, const paged__epilogue epilogue) {
+PAGED__LANES_FN void paged__finish_as(float *y, const float *a, const float *b, const float *bias_a,
+                                      const float *bias_b, int32_t n, const paged__epilogue epilogue) {
     int32_t r = 0;
     for (; r + PAGED__N_LANES <= n; r += PAGED__N_LANES)
-        paged__finish_16(y + r, a + r, b ? b + r : NULL, bias_a ? bias_a + r : NULL,
-                         bias_b ? bias_b + r : NULL, epilogue);
+        paged__finish_lanes(y + r, a + r, b ? b + r : NULL, bias_a ? bias_a + r : NULL,
+                            bias_b ? bias_b + r : NULL, epilogue);
     if (r == n) return;
     float in[4][PAGED__N_LANES] = {{0}}, out[PAGED__N_LANES];
     const size_t bytes = (size_t)(n - r) * sizeof(float);
@@ -106,7 +114,7 @@ PAGED__LANES void paged__finish_as(float *y, const float *a, const float *b, con
     if (b) memcpy(in[1], b + r, bytes);
     if (bias_a) memcpy(in[2], bias_a + r, bytes);
     if (bias_b) memcpy(in[3], bias_b + r, bytes);
-    paged__finish_16(out, in[0], in[1], bias_a ? in[2] : NULL, bias_b ? in[3] : NULL, epilogue);
+    paged__finish_lanes(out, in[0], in[1], bias_a ? in[2] : NULL, bias_b ? in[3] : NULL, epilogue);
     memcpy(y + r, out, bytes);
 }
 
@@ -120,85 +128,114 @@ static void paged__finish_rows(float *y, const float *a, const float *b, const f
 
 /* ---- activations ---- */
 
-/* 1 / sqrt(mean(x^2) + eps); lane i sums the squares of i, i + 16, … in double, then lanes are added in
+/* 16 sums of squares go on: the i-th by that of x[i]. */
+PAGED__LANES_FN void paged__add_squares(paged__f64s sums[32 / PAGED__N_LANES], const float *x) {
+    for (int v = 0; v < 32 / PAGED__N_LANES; v++) {
+        paged__f32_half part;
+        memcpy(&part, x + v * PAGED__N_LANES / 2, sizeof part);
+        const paged__f64s wide = __builtin_convertvector(part, paged__f64s);
+        sums[v] += wide * wide;
+    }
+}
+
+/* 1 / sqrt(mean(x^2) + eps). Sum i of 16 has the squares of i, i + 16, … in double; then they are added in
  * pairs. */
 static float paged__rms_scale(const float *x, int32_t n, float eps) {
-    paged__f64s_8 low = {0}, high = {0};
-    for (int32_t j = 0; j < n; j += PAGED__N_LANES) {
-        paged__f32s_8 part[2] = {{0}, {0}};
-        memcpy(part, x + j, (size_t)PAGED_MIN(PAGED__N_LANES, n - j) * sizeof(float));
-        const paged__f64s_8 a = __builtin_convertvector(part[0], paged__f64s_8),
-                            b = __builtin_convertvector(part[1], paged__f64s_8);
-        low += a * a;
-        high += b * b;
+    paged__f64s sums[32 / PAGED__N_LANES] = {{0}};
+    double all[16];
+    int32_t j = 0;
+    for (; j + 16 <= n; j += 16) paged__add_squares(sums, x + j);
+    if (j < n) {
+        float part[16] = {0};
+        memcpy(part, x + j, (size_t)(n - j) * sizeof *x);
+        paged__add_squares(sums, part);
     }
-    low += high;
-    for (int width = 4; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) low[i] += low[i + width];
-    return (float)(1.0 / sqrt(low[0] / n + (double)eps));
+    memcpy(all, sums, sizeof all);
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) all[i] += all[i + width];
+    return (float)(1.0 / sqrt(all[0] / n + (double)eps));
 }
 
-PAGED__LANES int32_t paged__sum_lanes(const paged__i32s *v) {
-    paged__i32s_8 half[2];
-    paged__i32s_4 quarter[2];
-    memcpy(half, v, sizeof half);
-    half[0] += half[1];
-    memcpy(quarter, half, sizeof quarter);
-    quarter[0] += quarter[1];
-    return (quarter[0][0] + quarter[0][1]) + (quarter[0][2] + quarter[0][3]);
+/* The largest bits without sign: as integers they are ordered as the sizes; infinity and NaN come last. */
+PAGED__LANES_FN int32_t paged__largest(const paged__f32s x[PAGED__ACT_VECTORS]) {
+    paged__i32s most = (paged__i32s)x[0] & INT32_MAX;
+    for (int v = 1; v < PAGED__ACT_VECTORS; v++) {
+        const paged__i32s size = (paged__i32s)x[v] & INT32_MAX, less = most < size;
+        most = (less & size) | (~less & most);
+    }
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)most);
+#else
+    int32_t all = most[0];
+    for (int i = 1; i < PAGED__N_LANES; i++) all = PAGED_MAX(all, most[i]);
+    return all;
+#endif
 }
 
-/* The largest number of two vectors. */
-PAGED__LANES int32_t paged__max_lanes(const paged__i32s *a, const paged__i32s *b) {
-    paged__i32s_8 half[2];
-    paged__i32s_4 quarter[2];
-    const paged__i32s less = *a < *b, most = (less & *b) | (~less & *a);
-    memcpy(half, &most, sizeof half);
-    const paged__i32s_8 less_8 = half[0] < half[1];
-    half[0] = (less_8 & half[1]) | (~less_8 & half[0]);
-    memcpy(quarter, half, sizeof quarter);
-    const paged__i32s_4 less_4 = quarter[0] < quarter[1], q = (less_4 & quarter[1]) | (~less_4 & quarter[0]);
-    const int32_t first = PAGED_MAX(q[0], q[1]), second = PAGED_MAX(q[2], q[3]);
-    return PAGED_MAX(first, second);
+/* Numbers of -127 … 127. */
+PAGED__LANES_FN void paged__narrow(int8_t *out, const paged__i32s *q) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i *)(void *)out, _mm512_cvtepi32_epi8((__m512i)*q));
+#elif defined(__AVX2__)
+    const __m256i wide = (__m256i)*q;
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    _mm_storel_epi64((__m128i *)(void *)out, _mm_packs_epi16(words, words));
+#else
+    for (int i = 0; i < PAGED__N_LANES; i++) out[i] = (int8_t)(*q)[i];
+#endif
+}
+
+PAGED__LANES_FN int32_t paged__sum_16(const int8_t *q) {
+#if defined(__AVX2__)
+    /* Unsigned by + 128, so that the sum of absolute differences from zero is the sum. */
+    const __m128i bytes =
+        _mm_xor_si128(_mm_loadu_si128((const __m128i *)(const void *)q), _mm_set1_epi8(-128));
+    const __m128i sums = _mm_sad_epu8(bytes, _mm_setzero_si128());
+    return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 16 * 128;
+#else
+    int32_t sum = 0;
+    for (int i = 0; i < 16; i++) sum += q[i];
+    return sum;
+#endif
 }
 
 /* Blocks whose largest value is below 2^-100 count as zero; one that holds NaN or an infinity makes every
  * output of its token NaN. */
-PAGED__LANES void paged__quantise(paged__act_block *out, const paged__f32s x[2]) {
-    /* Without their sign, the bits of floats are ordered as integers; infinity and NaN come last. */
-    const paged__i32s size[2] = {(paged__i32s)x[0] & INT32_MAX, (paged__i32s)x[1] & INT32_MAX};
-    const int32_t largest = paged__max_lanes(&size[0], &size[1]);
+PAGED__LANES_FN void paged__quantise(paged__act_block *out, const paged__f32s x[PAGED__ACT_VECTORS]) {
+    const int32_t largest = paged__largest(x);
     float amax;
     memcpy(&amax, &largest, sizeof amax);
-    const bool finite = largest < 0x7f800000, counts = finite && amax >= 0x1p-100f;
-    const float inverse = counts ? 127.0f / amax : 0.0f;
-    int32_t sums[2];
-    for (int i = 0; i < 2; i++) {
-        const paged__f32s shifted = x[i] * inverse + PAGED__ROUNDER;
-        paged__i32s q = (paged__i32s)((paged__u32s)shifted - PAGED__ROUNDER_BITS);
-        if (!finite) q = (paged__i32s){0};
-        const paged__i8s bytes = __builtin_convertvector(q, paged__i8s);
-        memcpy(out->q + 16 * i, &bytes, sizeof bytes);
-        sums[i] = paged__sum_lanes(&q);
+    if (largest >= 0x7f800000 || amax < 0x1p-100f) {
+        *out = (paged__act_block){.s = largest >= 0x7f800000 ? NAN : 0.0f};
+        out->s_sum = out->s;
+        return;
     }
-    out->s = counts ? amax / 127.0f : finite ? 0.0f : NAN;
-    out->s_sum = out->s * (float)(sums[0] + sums[1]);
-    out->neg_sum = -(sums[0] + sums[1]);
-    out->neg_first = -sums[0];
+    const float inverse = 127.0f / amax;
+    for (int v = 0; v < PAGED__ACT_VECTORS; v++) {
+        const paged__f32s shifted = x[v] * inverse + PAGED__ROUNDER;
+        const paged__i32s q = (paged__i32s)((paged__u32s)shifted - PAGED__ROUNDER_BITS);
+        paged__narrow(out->q + v * PAGED__N_LANES, &q);
+    }
+    const int32_t first = paged__sum_16(out->q), sum = first + paged__sum_16(out->q + 16);
+    out->s = amax / 127.0f;
+    out->s_sum = out->s * (float)sum;
+    out->neg_sum = -sum;
+    out->neg_first = -first;
 }
 
 static void paged__act_quantised(const paged__act *act, int32_t token, const float *x, const float *weight,
                                  float scale) {
-    const int32_t width = paged__group_tokens(act, token), n = act->n_cols;
-    paged__act_block *out = paged__group_blocks(act, token) + token % PAGED__ACT_GROUP;
-    for (int32_t b = 0; b < paged__act_blocks(n); b++, out += width) {
-        paged__f32s part[2] = {{0}, {0}}, w[2];
-        if (b * PAGED__ACT_BLOCK < n) {
-            memcpy(part, x + b * PAGED__ACT_BLOCK, sizeof part);
+    const paged__group group = paged__group_of(act, token);
+    const int32_t n = act->n_cols;
+    paged__act_block *out = paged__group_blocks(act, group) + (token - group.first);
+    for (int32_t b = 0; b < paged__act_blocks(n); b++, out += group.width) {
+        paged__f32s part[PAGED__ACT_VECTORS] = {{0}}, w;
+        for (int v = 0; v < PAGED__ACT_VECTORS && b * PAGED__ACT_BLOCK < n; v++) {
+            const int32_t k = b * PAGED__ACT_BLOCK + v * PAGED__N_LANES;
+            memcpy(&part[v], x + k, sizeof part[v]);
             if (weight) {
-                memcpy(w, weight + b * PAGED__ACT_BLOCK, sizeof w);
-                part[0] = (part[0] * scale) * w[0];
-                part[1] = (part[1] * scale) * w[1];
+                memcpy(&w, weight + k, sizeof w);
+                part[v] = (part[v] * scale) * w;
             }
         }
         paged__quantise(out, part);
@@ -212,9 +249,10 @@ static void paged__act_set_lanes(const paged__act *act, int32_t token, const flo
         paged__act_quantised(act, token, x, weight, scale);
         return;
     }
-    const int32_t width = paged__group_tokens(act, token);
-    float *out = paged__group_floats(act, token) + token % PAGED__ACT_GROUP;
-    for (int64_t k = 0; k < act->n_cols; k++) out[k * width] = weight ? (x[k] * scale) * weight[k] : x[k];
+    const paged__group group = paged__group_of(act, token);
+    float *out = paged__group_floats(act, group) + (token - group.first);
+    for (int64_t k = 0; k < act->n_cols; k++)
+        out[k * group.width] = weight ? (x[k] * scale) * weight[k] : x[k];
 }
 
 #endif

@@ -24,7 +24,7 @@
 #include "paged/ops.h"
 
 enum {
-    PAGED__N_TYPES = 3,
+    PAGED__N_TYPES = 4,
     PAGED__STEP_TILES = PAGED_ATTN_STEP / PAGED_TILE, /* 4 */
     PAGED__L_LANES = 16,  /* partial sums of the denominator, token t in lane t % 16 */
     PAGED__ROW_ALIGN = 64 /* rows of q and p are multiples of it, in bytes */
@@ -39,7 +39,7 @@ typedef struct paged__range {
  * burst of prefetches would stall; `next` is the same as `at` where nothing follows. */
 typedef struct paged__tiles {
     const void *at[PAGED__STEP_TILES], *next[PAGED__STEP_TILES];
-    const float *scale[PAGED__STEP_TILES]; /* i8: [16] of the tokens of each tile; other types: NULL */
+    const float *scale[PAGED__STEP_TILES], *next_scale[PAGED__STEP_TILES]; /* i8: [16] of each tile */
 } paged__tiles;
 
 /* What the kernels of a step work on. All rows belong to one KV head and see at least one token. */
@@ -64,7 +64,8 @@ typedef struct paged__type_kernels {
 
     void (*qk)(const paged__step *step); /* s = q · K */
     /* When the maximum of a row's scores is above m by more than PAGED__RESCALE, m moves to it, and l and o
-     * shrink accordingly. Then p = exp2(s - m), and l += p. May leave anything in s. */
+     * shrink accordingly. Then p = exp2(s - m), and l += p. May leave anything in s. Those of f32 also work
+     * in place: p may be s. */
     void (*softmax)(const paged__step *step);
     void (*pv)(const paged__step *step); /* o += p · V */
 
@@ -72,6 +73,7 @@ typedef struct paged__type_kernels {
      * the kernels of f32, whose q and p these then share. NULL: kernels work on the type itself. */
     void (*widen_k)(float *tile, const void *src, int32_t head_dim);
     void (*widen_v)(float *tile, const void *src, int32_t head_dim);
+    /* Not for i8, which has no plain layout and whose rows have scales (i8.h): */
     /* The plain rows of 16 tokens, [head_dim] each, as a packed tile; an odd head_dim of pairs is filled
      * with a zero. */
     void (*pack_k)(void *tile, const void *const *rows, int32_t head_dim);
@@ -166,7 +168,7 @@ void paged__pack_v_f32(void *tile, const void *const *rows, int32_t head_dim);
 void paged__pack_v_bf16(void *tile, const void *const *rows, int32_t head_dim);
 
 static inline size_t paged__type_bytes(paged_type type) {
-    return type == PAGED_TYPE_F32 ? 4 : 2;
+    return type == PAGED_TYPE_F32 ? 4 : type == PAGED_TYPE_I8 ? 1 : 2;
 }
 
 /* The best table for the flags; a static object. */
@@ -174,16 +176,26 @@ const paged__kernels *paged__kernels_choose(uint32_t cpu_flags);
 
 extern const paged__kernels paged__kernels_ref;
 extern const paged__type_kernels paged__ref_f16, paged__ref_f32, paged__ref_bf16;
+extern const paged__type_kernels paged__ref_i8;
 #if defined(__x86_64__)
 extern const paged__kernels paged__kernels_avx2, paged__kernels_avx512, paged__kernels_avx512_bf16;
+extern const paged__kernels paged__kernels_avx512_vnni;
 extern const paged__type_kernels paged__avx2_f16, paged__avx2_f32, paged__avx2_bf16;
 extern const paged__type_kernels paged__avx512_f16, paged__avx512_f32, paged__avx512_bf16;
+extern const paged__type_kernels paged__avx2_i8, paged__avx512_vnni_i8;
 extern const paged__type_kernels paged__avx512_bf16_bf16;
-/* Of attn_avx512.c, for the tables of larger sets. */
+/* Of attn_avx512.c and pack_avx512.c, for the tables of larger sets. */
+void paged__pack_k_f16_avx512(void *tile, const void *const *rows, int32_t head_dim);
+void paged__pack_k_f32_avx512(void *tile, const void *const *rows, int32_t head_dim);
+void paged__pack_k_bf16_avx512(void *tile, const void *const *rows, int32_t head_dim);
+void paged__pack_v_bf16_avx512(void *tile, const void *const *rows, int32_t head_dim);
 void paged__merge_avx512(float *acc, float a, const float *part, float b, int32_t n);
 void paged__divide_avx512(float *out, const float *o, float l, int32_t n);
 void paged__to_f32_bf16_avx512(float *dst, const void *src, int64_t n);
 int64_t paged__from_f32_bf16_avx512(void *dst, const float *src, int64_t n);
+#elif defined(__aarch64__)
+extern const paged__kernels paged__kernels_neon;
+extern const paged__type_kernels paged__neon_f16, paged__neon_f32, paged__neon_bf16, paged__neon_i8;
 #endif
 
 /* PAGED_ERR_INVALID_ARG, naming the field, if the shape of `kv` is none that ops can work on. */

@@ -39,6 +39,29 @@ void paged__tiles_find(const paged__attn_step *step, const void **k, const void 
     repeat_tile(step, k, v);
 }
 
+void paged__scales_find(const paged__attn_step *step, const float **k, const float **v) {
+    const paged_kv *kv = step->kv;
+    int32_t first = step->n_before / PAGED_TILE, t = step->t0 + first * PAGED_TILE,
+            block = t / kv->block_size, offset = t % kv->block_size;
+    for (int32_t j = first; j < PAGED__STEP_TILES && is_seen(step, j); j++) {
+        paged__slot at = paged__table_at(kv, step->table, block, offset);
+        int64_t scale = at.block * kv->scale_block_stride + step->head * kv->scale_head_stride +
+                        at.offset * (int64_t)sizeof(float);
+        k[j] = (const float *)(const void *)(kv->k_scale + scale);
+        v[j] = (const float *)(const void *)(kv->v_scale + scale);
+        offset += PAGED_TILE;
+        if (offset == kv->block_size) {
+            offset = 0;
+            block++;
+        }
+    }
+    for (int32_t j = 0; j < PAGED__STEP_TILES; j++) {
+        if (is_seen(step, j)) continue;
+        k[j] = k[first];
+        v[j] = v[first];
+    }
+}
+
 /* The plain rows of tile j. Token by token, since neighbours may lie in different blocks. */
 static void find_rows(const paged__attn_step *step, int32_t j, const void **k, const void **v) {
     const paged_kv *kv = step->kv;
@@ -60,13 +83,34 @@ static void find_rows(const paged__attn_step *step, int32_t j, const void **k, c
     }
 }
 
+static void prefetch_bytes(const uint8_t *at, int64_t n) {
+    for (int64_t i = 0; i < n; i += 64) __builtin_prefetch(at + i);
+}
+
+/* Brings the plain rows of tile j into the cache, in runs of tokens that share a block. */
+static void prefetch_rows(const paged__attn_step *step, int32_t j) {
+    const paged_kv *kv = step->kv;
+    int64_t elem = (int64_t)paged__type_bytes(kv->type), dk = elem * kv->head_dim_k,
+            dv = elem * kv->head_dim_v;
+    int32_t end = PAGED_MIN((j + 1) * PAGED_TILE, step->n_tokens);
+    for (int32_t i = j * PAGED_TILE, n; i < end; i += n) {
+        int32_t block = (step->t0 + i) / kv->block_size, offset = (step->t0 + i) % kv->block_size;
+        int64_t base = step->table->blocks[block] * kv->block_stride;
+        n = PAGED_MIN(end - i, kv->block_size - offset);
+        prefetch_bytes(kv->k + base + step->head * kv->k_head_stride + offset * dk, n * dk);
+        prefetch_bytes(kv->v + base + step->head * kv->v_head_stride + offset * dv, n * dv);
+    }
+}
+
 void paged__tiles_pack(const paged__type_kernels *kernels, const paged__attn_step *step,
-                       const paged__scratch *scratch, bool widen, const void **k, const void **v) {
+                       const paged__attn_step *next, const paged__scratch *scratch, bool widen,
+                       const void **k, const void **v) {
     int64_t dk = step->kv->head_dim_k, dv = step->kv->head_dim_v;
     for (int32_t j = 0; j < PAGED__STEP_TILES; j++) {
         float *k_tile = scratch->k_tiles + j * PAGED_TILE * (dk + 1),
               *v_tile = scratch->v_tiles + j * PAGED_TILE * dv;
         const void *k_rows[PAGED_TILE], *v_rows[PAGED_TILE];
+        if (next) prefetch_rows(next, j);
         if (!is_seen(step, j)) continue;
         find_rows(step, j, k_rows, v_rows);
         kernels->pack_k(widen ? scratch->narrow : k_tile, k_rows, (int32_t)dk);

@@ -27,7 +27,9 @@ def main():
     params.cpuparams.n_threads = config["n_threads"]
     params.cpuparams_batch.n_threads = config["n_threads"]
     kv_types, flash = xllamacpp.ggml_type, xllamacpp.llama_flash_attn_type
-    kv_type = {"f16": kv_types.GGML_TYPE_F16, "f32": kv_types.GGML_TYPE_F32}[config["kv_type"]]
+    kv_type = {"f16": kv_types.GGML_TYPE_F16, "f32": kv_types.GGML_TYPE_F32, "q8_0": kv_types.GGML_TYPE_Q8_0}[
+        config["kv_type"]
+    ]
     params.cache_type_k = params.cache_type_v = kv_type
     params.flash_attn_type = (
         flash.LLAMA_FLASH_ATTN_TYPE_ENABLED if config["flash_attn"] else flash.LLAMA_FLASH_ATTN_TYPE_DISABLED

@@ -79,7 +79,7 @@ def test_smollm2(score, base, model, smollm2_requests, variant):
     check(score, base, model, smollm2_requests, "f16", variant)
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "f32", "bf16"])
+@pytest.mark.parametrize("kv_type", ["f16", "f32", "bf16", "int8"])
 def test_decode_equals_prefill(score, model, smollm2_requests, kv_type):
     """Generated tokens, given as a prompt afterwards, get the log-probabilities they were generated with."""
     prompt = smollm2_requests[0]

@@ -84,3 +84,20 @@ def test_q4_1_perplexity(ours_q4_1, quantised):
     text = f"q4_1, {kv_type} cache: perplexity {perplexity(ours):.3f}, llama.cpp {theirs:.3f}"
     print(text)
     assert abs(perplexity(ours) / theirs - 1.0) <= 0.01, text
+
+
+def test_int8_cache(llamacpp, score, model_f32, tokens):
+    """How far 8 bits move the answers, with f32 weights, beside llama.cpp's q8_0 (a scale for 32 elements)."""
+    f32, int8 = (our_scores(score, model_f32, tokens, "--kv-type", kv, "--ctx", 1024) for kv in ("f32", "int8"))
+    oracle_f32 = oracle_scores(llamacpp(model_f32, kv_type="f32", flash_attn=False), tokens)
+    oracle_q8_0 = oracle_scores(llamacpp(model_f32, kv_type="q8_0", flash_attn=True), tokens)
+    mean, greatest, top1 = distance(int8, f32)
+    q8_0_mean, q8_0_greatest, q8_0_top1 = distance(oracle_q8_0, oracle_f32)
+    ratio = perplexity(int8) / perplexity(f32)
+    text = (
+        f"int8 against f32 cache: mean |Δ| {mean:.4f}, max {greatest:.3f}, top-1 {top1:.2%}, perplexity × {ratio:.4f}; "
+        f"llama.cpp's q8_0: mean |Δ| {q8_0_mean:.4f}, max {q8_0_greatest:.3f}, top-1 {q8_0_top1:.2%}"
+    )
+    print(text)
+    assert mean <= 2 * q8_0_mean and top1 >= q8_0_top1 - 0.02, text
+    assert abs(ratio - 1.0) <= 0.01, text

@@ -43,7 +43,8 @@ static paged_type parse_type(const char *text) {
     if (strcmp(text, "f16") == 0) return PAGED_TYPE_F16;
     if (strcmp(text, "f32") == 0) return PAGED_TYPE_F32;
     if (strcmp(text, "bf16") == 0) return PAGED_TYPE_BF16;
-    fprintf(stderr, "tool_score: --kv-type %s: not f16, f32 or bf16\n", text);
+    if (strcmp(text, "int8") == 0) return PAGED_TYPE_I8;
+    fprintf(stderr, "tool_score: --kv-type %s: not f16, f32, bf16 or int8\n", text);
     exit(2);
 }
 

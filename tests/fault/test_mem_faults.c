@@ -49,6 +49,11 @@ static paged_status fault_back(void *ctx, size_t offset, size_t size_bytes) {
     return fails() ? PAGED_ERR_NO_MEMORY : host->back(host->ctx, offset, size_bytes);
 }
 
+static paged_status fault_unback(void *ctx, size_t offset, size_t size_bytes) {
+    const paged_arena *host = ctx;
+    return fails() ? PAGED_ERR_IO : host->unback(host->ctx, offset, size_bytes);
+}
+
 static paged_status fault_copy(void *ctx, size_t dst, size_t src, size_t size_bytes) {
     const paged_arena *host = ctx;
     return fails() ? PAGED_ERR_IO : host->copy(host->ctx, dst, src, size_bytes);
@@ -95,6 +100,7 @@ static void open_world(struct world *w) {
     w->arena = w->host;
     w->arena.ctx = &w->host;
     w->arena.back = fault_back;
+    w->arena.unback = fault_unback;
     w->arena.copy = fault_copy;
     CHECK_EQ(create_cache(w, false, &w->cache), PAGED_OK);
     CHECK_EQ(paged_seq_create(w->cache, &w->seqs[3]), PAGED_OK);
@@ -127,7 +133,8 @@ struct view {
 static void look(const struct world *w, struct view *view) {
     memset(view, 0, sizeof *view);
     paged_cache_get_stats(w->cache, &view->stats);
-    view->stats.backed_bytes = 0;
+    view->stats.backed_bytes = view->stats.idle_bytes = 0;
+    view->stats.n_backed = view->stats.n_unbacked = 0;
     for (int32_t s = 0; s < N_SEQS; s++) {
         view->lens[s] = paged_seq_len(w->cache, w->seqs[s]);
         view->reserved[s] = paged_seq_reserved(w->cache, w->seqs[s]);
@@ -152,14 +159,15 @@ static void check_world(const struct world *w) {
 
 typedef paged_status (*operation)(struct world *w);
 
-/* Returns how many places failed. */
-static int32_t fail_each(operation run) {
+/* Each time in a world to which prepare was done (may be NULL). Returns how many places failed. */
+static int32_t fail_each(operation run, operation prepare) {
     int32_t n_failed = 0;
     paged_allocator_set(&allocator);
     for (int64_t n = 1;; n++) {
         struct world w;
         struct view before, after;
         open_world(&w);
+        if (prepare) CHECK_EQ(prepare(&w), PAGED_OK);
         look(&w, &before);
         fault.fired = false;
         fault.countdown = n;
@@ -221,6 +229,31 @@ static paged_status match_elsewhere(struct world *w) {
     return paged_seq_match(w->cache, w->seqs[2], &(paged_namespace){&field, 1}, prompt, 11, NULL);
 }
 
+/* Two extents of each group are sparse, and granules are idle. */
+static paged_status spread(struct world *w) {
+    CHECK_EQ(paged_seq_create(w->cache, &w->seqs[3]), PAGED_OK);
+    CHECK_EQ(paged_seq_reserve(w->cache, w->seqs[2], 20), PAGED_OK);
+    CHECK_EQ(paged_seq_reserve(w->cache, w->seqs[3], 12), PAGED_OK);
+    return paged_seq_reserve(w->cache, w->seqs[2], 0);
+}
+
+static paged_status compact(struct world *w) {
+    size_t moved_bytes = 0;
+    paged_status status = paged_cache_compact(w->cache, SIZE_MAX, true, &moved_bytes);
+    CHECK_EQ(moved_bytes > 0, status == PAGED_OK);
+    return status;
+}
+
+static paged_status trim(struct world *w) {
+    return paged_cache_trim(w->cache, 0);
+}
+
+static void memory_survives_faults(void) {
+    kind = &kinds[0];
+    CHECK(fail_each(compact, spread) >= 2); /* a copy in each group */
+    CHECK(fail_each(trim, spread) >= 2);
+}
+
 /* Sealing a tail takes a block and copies; if that fails it is not sealed, and nothing else is different. */
 static paged_status free_unsealed(struct world *w) {
     static int32_t others[6 * 8];
@@ -258,7 +291,7 @@ static void sealing_survives_faults(void) {
     }
 }
 
-/* The namespace's bytes, the tokens. */
+/* The namespace's bytes. */
 static paged_status promise_prompt(struct world *w) {
     const paged_ns_field field = {PAGED_NS_SALT, "x", 1};
     bool waits;
@@ -266,16 +299,16 @@ static paged_status promise_prompt(struct world *w) {
 }
 
 static void sequences_of_kind_survive_faults(void) {
-    CHECK_EQ(fail_each(create_seq), 0);
-    CHECK_EQ(fail_each(commit_and_truncate), 0);
-    CHECK_EQ(fail_each(fork_seq), 1);
-    /* The namespace's bytes, tokens, a block to back and a copy in each group. */
-    CHECK(fail_each(match_prompt) >= 1 + 1 + 2);
-    CHECK_EQ(fail_each(match_elsewhere), 1);
-    CHECK_EQ(fail_each(promise_prompt), 2);
-    CHECK(fail_each(reserve_empty) >= 1 + 2);
-    /* Tokens, a copy in each group, and granules for 8 + 8 blocks. */
-    CHECK(fail_each(reserve_shared) >= 1 + 2 + 4);
+    CHECK_EQ(fail_each(create_seq, NULL), 0);
+    CHECK_EQ(fail_each(commit_and_truncate, NULL), 0);
+    CHECK_EQ(fail_each(fork_seq, NULL), 0);
+    /* The namespace's bytes, a block to back and a copy in each group. */
+    CHECK(fail_each(match_prompt, NULL) >= 1 + 2);
+    CHECK_EQ(fail_each(match_elsewhere, NULL), 1);
+    CHECK_EQ(fail_each(promise_prompt, NULL), 1);
+    CHECK(fail_each(reserve_empty, NULL) >= 2);
+    /* A copy in each group, and granules for 8 + 8 blocks. */
+    CHECK(fail_each(reserve_shared, NULL) >= 2 + 4);
 }
 
 static void sequences_survive_faults(void) {
@@ -311,12 +344,13 @@ static void create_survives_faults(void) {
             CHECK_EQ(fault.n_live, 0);
             paged_allocator_set(NULL);
         }
-        /* The cache, its arena, extents, their stack, granules, rows, promises, three arrays a group, eight
-         * of the index. */
+        /* The cache, its arena, extents, their stack, granules, rows, tokens, promises, three arrays a
+         * group, eight of the index. */
         int32_t n_more = (kind->packed_tails ? 3 * GROUPS : 0) + (kind->window ? 3 : 0);
-        CHECK_EQ(n_failed, 6 + own_arena + 3 * GROUPS + 8 + n_more);
+        CHECK_EQ(n_failed, 7 + own_arena + 3 * GROUPS + 8 + n_more);
     }
 }
 
-#define TESTS(X) X(sequences_survive_faults) X(sealing_survives_faults) X(create_survives_faults)
+#define TESTS(X)                                                                                             \
+    X(sequences_survive_faults) X(memory_survives_faults) X(sealing_survives_faults) X(create_survives_faults)
 TEST_MAIN(TESTS)

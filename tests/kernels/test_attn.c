@@ -42,13 +42,14 @@ static int32_t draw_queries(uint64_t *rng, const shape *s, int32_t n_keys, int64
 }
 
 static bool can_pack(const world *w, int32_t block_size) {
-    return block_size % PAGED_TILE == 0 &&
-           (w->s.type != PAGED_TYPE_BF16 || (w->s.dk % 2 == 0 && w->s.dv % 2 == 0));
+    int32_t unit = w->s.type == PAGED_TYPE_BF16 ? 2 : w->s.type == PAGED_TYPE_I8 ? 4 : 1;
+    return block_size % PAGED_TILE == 0 && w->s.dk % unit == 0 && w->s.dv % unit == 0;
 }
 
 /* The same world elsewhere: other blocks, other layout, other block size, tables per head. */
 static void same_bits_elsewhere(const world *w, const result *want, uint64_t *rng) {
     int32_t other_size = PICK(rng, block_sizes);
+    if (w->s.type == PAGED_TYPE_I8 && other_size % PAGED_TILE) other_size = 48;
     place ordered = place_make(w, w->s.layout, w->s.block_size, true, false, true, rng);
     result r = run_all(w, &ordered, 1);
     must_equal(w, want, &r, "ordered blocks");
@@ -57,7 +58,9 @@ static void same_bits_elsewhere(const world *w, const result *want, uint64_t *rn
     r = run_all(w, &per_head, PICK(rng, thread_counts));
     must_equal(w, want, &r, "a table per head");
     place_free(&per_head);
-    paged_layout layout = can_pack(w, other_size) && draw(rng, 2) ? PAGED_LAYOUT_PACKED : PAGED_LAYOUT_PLAIN;
+    paged_layout layout = can_pack(w, other_size) && (draw(rng, 2) || w->s.type == PAGED_TYPE_I8)
+                              ? PAGED_LAYOUT_PACKED
+                              : PAGED_LAYOUT_PLAIN;
     place other = place_make(w, layout, other_size, false, false, true, rng);
     r = run_all(w, &other, 1);
     must_equal(w, want, &r, layout == w->s.layout ? "another block size" : "another layout and block size");
@@ -130,15 +133,16 @@ static void run_case(shape s, int64_t budget, uint64_t *rng) {
 /* A random batch of this shape; false where the layout does not allow it. */
 static bool try_case(int32_t isa, shape s, uint64_t *rng) {
     if (s.layout == PAGED_LAYOUT_PACKED && s.block_size % PAGED_TILE) return false;
+    if (s.layout == PAGED_LAYOUT_PLAIN && s.type == PAGED_TYPE_I8) return false;
     /* The reference is slow, above all in f16, so it gets smaller prefills. */
-    run_case(s, isa == 0 ? 400000 : 4000000, rng);
+    run_case(s, is_emulated() ? 100000 : isa == 0 ? 400000 : 4000000, rng);
     return true;
 }
 
 static void sample(int32_t isa, int32_t n_cases) {
     uint64_t rng = test_seed * 1000 + (uint64_t)isa;
     for (int32_t n = 0; n < n_cases;) {
-        shape s = {.type = (paged_type)draw(&rng, 3),
+        shape s = {.type = (paged_type)draw(&rng, 4),
                    .layout = (paged_layout)draw(&rng, 2),
                    .block_size = PICK(&rng, block_sizes),
                    .dk = PICK(&rng, head_dims)};
@@ -152,7 +156,7 @@ static void sample(int32_t isa, int32_t n_cases) {
 
 static void every_shape(int32_t isa) {
     uint64_t rng = test_seed * 1000 + (uint64_t)isa;
-    for (int32_t type = 0; type < 3; type++)
+    for (int32_t type = 0; type < 4; type++)
         for (int32_t layout = 0; layout < 2; layout++)
             for (size_t d = 0; d < sizeof head_dims / sizeof head_dims[0]; d++)
                 for (size_t h = 0; h < sizeof heads / sizeof heads[0]; h++)
@@ -173,10 +177,10 @@ static void grid_of(int32_t isa, int32_t n_cases) {
         printf("%s: not on this machine\n", isa_names[isa]);
         return;
     }
-    if (test_long)
+    if (test_long && !is_emulated())
         every_shape(isa);
     else
-        sample(isa, n_cases);
+        sample(isa, is_emulated() ? n_cases / 5 : n_cases);
 }
 
 static void grid_ref(void) {
@@ -188,8 +192,14 @@ static void grid_avx2(void) {
 static void grid_avx512(void) {
     grid_of(2, 250);
 }
-static void grid_avx512_bf16(void) {
+static void grid_avx512_vnni(void) {
     grid_of(3, 250);
+}
+static void grid_avx512_bf16(void) {
+    grid_of(4, 250);
+}
+static void grid_neon(void) {
+    grid_of(5, 250);
 }
 
 /* Uneven head sizes take the tail paths of the kernels. */
@@ -197,8 +207,8 @@ static void odd_head_dims(void) {
     for (int32_t isa = 0; isa < N_ISAS; isa++) {
         uint64_t rng = test_seed + (uint64_t)isa;
         if (!isa_use(isa)) continue;
-        for (int32_t dim = 1; dim <= 40; dim += isa == 0 ? 13 : 1)
-            for (int32_t type = 0; type < 3; type++) {
+        for (int32_t dim = 1; dim <= 40; dim += isa == 0 ? 13 : is_emulated() ? 5 : 1)
+            for (int32_t type = 0; type < 4; type++) {
                 shape s = {.type = (paged_type)type,
                            .n_heads = 6,
                            .n_kv_heads = 2,
@@ -207,6 +217,11 @@ static void odd_head_dims(void) {
                            .block_size = 16,
                            .layout = (paged_layout)draw(&rng, 2)};
                 if (type == PAGED_TYPE_BF16) s.layout = PAGED_LAYOUT_PLAIN;
+                if (type == PAGED_TYPE_I8) { /* every multiple of 4 */
+                    s.layout = PAGED_LAYOUT_PACKED;
+                    s.dk *= 4;
+                    s.dv *= 4;
+                }
                 run_case(s, 20000, &rng);
             }
     }
@@ -224,7 +239,8 @@ static void many_splits(void) {
                    .n_kv_heads = 2,
                    .dk = 64,
                    .dv = 64};
-        const int32_t n_keys[] = {9000, 515, 4100}, n_queries[] = {1, 5, 8};
+        const int32_t n_keys[] = {is_emulated() ? 1100 : 9000, 515, is_emulated() ? 1030 : 4100},
+                      n_queries[] = {1, 5, 8};
         world w = world_make(s, 3, n_keys, n_queries, FILL_UNIFORM, &rng);
         place p = place_make(&w, s.layout, s.block_size, false, false, false, &rng);
         result want = run_all(&w, &p, 1);
@@ -245,7 +261,7 @@ static void many_splits(void) {
 static void chunks_of_a_prefill(void) {
     for (int32_t isa = 1; isa < N_ISAS; isa++) {
         if (!isa_use(isa)) continue;
-        for (int32_t type = 0; type < 3; type++) {
+        for (int32_t type = 0; type < 4; type++) {
             uint64_t rng = test_seed;
             shape s = {.type = (paged_type)type,
                        .layout = PAGED_LAYOUT_PACKED,
@@ -254,7 +270,7 @@ static void chunks_of_a_prefill(void) {
                        .n_kv_heads = 3,
                        .dk = 64,
                        .dv = 64};
-            const int32_t n = 1100;
+            const int32_t n = is_emulated() ? 140 : 1100;
             world w = world_make(s, 1, &n, &n, FILL_UNIFORM, &rng);
             place p = place_make(&w, s.layout, s.block_size, false, false, false, &rng);
             result want = run_all(&w, &p, 2);
@@ -272,5 +288,8 @@ static void chunks_of_a_prefill(void) {
 
 #define TESTS(X)                                                                                             \
     X(grid_ref)                                                                                              \
-    X(grid_avx2) X(grid_avx512) X(grid_avx512_bf16) X(odd_head_dims) X(many_splits) X(chunks_of_a_prefill)
+    X(grid_avx2)                                                                                             \
+    X(grid_avx512)                                                                                           \
+    X(grid_avx512_vnni)                                                                                      \
+    X(grid_avx512_bf16) X(grid_neon) X(odd_head_dims) X(many_splits) X(chunks_of_a_prefill)
 TEST_MAIN(TESTS)

@@ -25,6 +25,50 @@ static shape shape_of(int32_t type, int32_t layout, int32_t n_heads, int32_t n_k
                    .dv = dim};
 }
 
+/* ---- shapes ---- */
+
+static void check_shape(shape s, int32_t n_keys, int32_t n_queries, uint64_t *rng) {
+    world w = world_make(s, 1, &n_keys, &n_queries, FILL_UNIFORM, rng);
+    place p = place_make(&w, s.layout, s.block_size, false, false, true, rng);
+    result r = run_all(&w, &p, 2);
+    check_some(&w, &r, 3, rng);
+    result_free(&r);
+    place_free(&p);
+    world_free(&w);
+}
+
+/* D13: every head count up to 128 with every number of KV heads that divides it. */
+static void every_head_ratio(void) {
+    EACH_ISA(isa) {
+        uint64_t rng = test_seed;
+        for (int32_t n = 1; n <= 128; n++)
+            for (int32_t n_kv = 1; n_kv <= n; n_kv++)
+                if (n % n_kv == 0 && (n_kv == 1 || test_long || draw(&rng, 4) == 0))
+                    check_shape(shape_of(draw(&rng, 3), draw(&rng, 2), n, n_kv, 16, 16), 21,
+                                1 + draw(&rng, 3), &rng);
+    }
+}
+
+/* Every block size, and K and V of different size among those that models have. */
+static void every_block_size(void) {
+    static const int32_t dims[] = {64, 80, 96, 112, 128, 192, 256};
+    EACH_ISA(isa) {
+        uint64_t rng = test_seed;
+        int32_t step = test_long ? 1 : isa == 0 ? 41 : 11;
+        for (int32_t b = 1 + draw(&rng, step); b <= 1024; b += step) {
+            shape s =
+                shape_of(draw(&rng, 3), b % PAGED_TILE == 0 && draw(&rng, 2), 2, 1, dims[draw(&rng, 7)], b);
+            s.dv = dims[draw(&rng, 7)];
+            check_shape(s, b + 1 + draw(&rng, 100), 2, &rng);
+        }
+        for (int32_t b = 16; b <= 1024; b += 16 * step) {
+            shape s = shape_of(draw(&rng, 3), PAGED_LAYOUT_PACKED, 2, 1, dims[draw(&rng, 7)], b);
+            s.dv = dims[draw(&rng, 7)];
+            check_shape(s, b + 1 + draw(&rng, 100), 2, &rng);
+        }
+    }
+}
+
 /* ---- scores ---- */
 
 /* The kernels' own functions on 64 scores against double. */
@@ -319,6 +363,52 @@ static void page_of_the_document(void) {
         }
 }
 
+/* The document's own arithmetic, in halves: AllocateBlock, and where WriteKVToPages writes and
+ * ComputePagedAttention reads. (test_attn_cases.c computes with it.) */
+enum { CAPACITY = PAGE_BYTES / 2 };
+
+static int32_t sample_allocate(const uint32_t *table, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        bool used = false;
+        for (int32_t j = 0; j < n; j++) used = used || table[j] == (uint32_t)i;
+        if (!used) return i;
+    }
+    return 0;
+}
+
+static void sample_of_the_document_is_wrong(void) {
+    int64_t written[2][2], read[2][2];
+    for (int64_t head = 0; head < 2; head++)
+        for (int64_t id = 0; id < 2; id++) {
+            written[head][id] = head * CAPACITY + id * CAPACITY;
+            read[head][id] = id * CAPACITY;
+        }
+    CHECK(written[0][1] == written[1][0]); /* two heads write one page */
+    CHECK(written[0][1] == read[0][1] && written[1][1] != read[1][1]);
+    /* It copies a whole page for each half: K lies where V belongs, V ends behind the page. */
+    int64_t v_end = written[0][0] + CAPACITY / 2 + CAPACITY;
+    CHECK(v_end > written[0][0] + CAPACITY);
+    uint32_t table[4] = {0, 1, 2, 3};
+    CHECK_EQ(sample_allocate(table, 4), 0); /* none is free, and block 0 is given away again */
+
+    /* Ours: heads of one pool take different pages, and a write touches the slot that it names, no more. */
+    uint8_t *pool = take((size_t)4 * PAGE_BYTES, 1);
+    paged_kv kv = page_kv(pool, false);
+    kv.n_blocks = 4;
+    kv.n_kv_heads = 1;
+    float k[64], v[64];
+    for (int32_t d = 0; d < 64; d++) k[d] = 1, v[d] = 2;
+    int64_t slot = 2 * PAGE_TOKENS + PAGE_TOKENS - 1; /* the last of page 2 */
+    paged_kv_write(&kv, k, 0, v, 0, &slot, 1, 0, 1);
+    for (int64_t i = 0; i < 4 * PAGE_BYTES; i++) {
+        int64_t o = i - 2 * PAGE_BYTES;
+        bool is_k = o >= CAPACITY - 128 && o < CAPACITY, is_v = o >= 2 * CAPACITY - 128 && o < 2 * CAPACITY;
+        CHECK(is_k || is_v || pool[i] == 0);
+        if (i % 2) CHECK_EQ(pool[i], is_k ? 0x3c : is_v ? 0x40 : 0);
+    }
+    free(pool);
+}
+
 /* ---- guard pages ---- */
 
 /* The cache ends where memory ends, its last block partly filled; before it is nothing either. */
@@ -360,13 +450,11 @@ static void reads_no_further(void) {
 }
 
 #define TESTS(X)                                                                                             \
+    X(every_head_ratio)                                                                                      \
+    X(every_block_size)                                                                                      \
     X(softcap_and_alibi_of_scores)                                                                           \
     X(softcap_matters)                                                                                       \
     X(alibi_of_any_head_count)                                                                               \
-    X(window_counts_itself)                                                                                  \
-    X(windows_of_long_sequences)                                                                             \
-    X(sinks_of_any_size)                                                                                     \
-    X(cascades)                                                                                              \
-    X(cascade_reads_once)                                                                                    \
-    X(page_of_the_document) X(reads_no_further)
+    X(window_counts_itself) X(windows_of_long_sequences) X(sinks_of_any_size) X(cascades)                    \
+        X(cascade_reads_once) X(page_of_the_document) X(sample_of_the_document_is_wrong) X(reads_no_further)
 TEST_MAIN(TESTS)

@@ -13,6 +13,7 @@
 #include <math.h>
 
 #include "base/base.h"
+#include "ops/i8.h"
 #include "paged/kv.h"
 #include "paged/ops.h"
 #include "test.h"
@@ -69,6 +70,11 @@ typedef struct result {
     float *out, *lse; /* [n_q, n_heads, dv], [n_q, n_heads] */
 } result;
 
+/* Emulated floating point takes tens of times as long, so less is tested; run-tests sets this. */
+static inline bool is_emulated(void) {
+    return getenv("PAGED_TESTS_EMULATED") != NULL;
+}
+
 static inline int32_t draw(uint64_t *rng, int32_t n) {
     return (int32_t)(paged__rand(rng) % (uint64_t)n);
 }
@@ -90,7 +96,8 @@ static inline float stored(paged_type type, float x) {
 }
 
 static inline const char *type_name(paged_type type) {
-    return type == PAGED_TYPE_F16 ? "f16" : type == PAGED_TYPE_F32 ? "f32" : "bf16";
+    static const char *const names[] = {"f16", "f32", "bf16", "i8"};
+    return names[type];
 }
 
 /* ---- worlds ---- */
@@ -111,6 +118,17 @@ static inline void fill_keys(world *w, fill how, uint64_t *rng, int64_t n_keys) 
         if (how == FILL_EQUAL) x = 0.25f;
         if (how == FILL_DENORMAL) x *= w->s.type == PAGED_TYPE_F16 ? 0x1p-15f : 0x1p-120f;
         w->v[i] = stored(w->s.type, x);
+    }
+}
+
+/* Rows as int8 stores them (test_int8.c holds that against its definition). Storing the result again
+ * changes no byte, since the largest of a row is ±127. */
+static inline void store_i8(float *x, int64_t n_rows, int32_t n, bool rotate) {
+    for (int64_t row = 0; row < n_rows; row++, x += n) {
+        int8_t bytes[PAGED_HEAD_DIM_MAX];
+        float scale;
+        paged__i8_from_f32(bytes, &scale, x, 1, n, rotate);
+        paged__i8_to_f32(x, bytes, scale, n, rotate);
     }
 }
 
@@ -143,6 +161,10 @@ static inline world world_make(shape s, int32_t n_seqs, const int32_t *n_keys, c
     for (int32_t h = 0; s.sinks && h < s.n_heads; h++)
         w.sinks[h] = h % 5 == 4 ? -INFINITY : 4 * draw_unit(rng);
     fill_keys(&w, how, rng, all_keys);
+    if (s.type == PAGED_TYPE_I8) {
+        store_i8(w.k, (int64_t)all_keys * s.n_kv_heads, s.dk, true);
+        store_i8(w.v, (int64_t)all_keys * s.n_kv_heads, s.dv, false);
+    }
     for (int64_t i = 0; i < (int64_t)w.n_q * s.n_heads * s.dk; i++) {
         w.q[i] = draw_unit(rng);
         if (how == FILL_HUGE || how == FILL_LOW) w.q[i] = fabsf(w.q[i]) * 60.0f;
@@ -231,6 +253,9 @@ static inline void dense_row(const world *w, int32_t seq, int32_t i, int32_t hea
 static inline int64_t kv_element(const paged_kv *kv, bool value, int64_t o, int64_t d) {
     int64_t t = o / 16, i = o % 16, hd = value ? kv->head_dim_v : kv->head_dim_k;
     if (kv->layout == PAGED_LAYOUT_PLAIN) return o * hd + d;
+    if (kv->type == PAGED_TYPE_I8)
+        return value ? t * 16 * hd + i / 4 * 4 * hd + d * 4 + i % 4
+                     : t * 16 * hd + d / 4 * 64 + i * 4 + d % 4;
     if (kv->type != PAGED_TYPE_BF16) return value ? t * 16 * hd + i * hd + d : t * 16 * hd + d * 16 + i;
     return value ? t * 16 * hd + (i / 2) * 2 * hd + d * 2 + i % 2
                  : t * 16 * hd + (d / 2) * 32 + i * 2 + d % 2;
@@ -238,7 +263,7 @@ static inline int64_t kv_element(const paged_kv *kv, bool value, int64_t o, int6
 
 /* The bits of one element, as they lie in the cache. */
 static inline uint32_t kv_bits_at(const paged_kv *kv, bool value, int64_t slot, int64_t head, int64_t d) {
-    int64_t elem = kv->type == PAGED_TYPE_F32 ? 4 : 2, block = slot / kv->block_size,
+    int64_t elem = (int64_t)paged__type_bytes(kv->type), block = slot / kv->block_size,
             o = slot % kv->block_size;
     const uint8_t *base = (value ? kv->v + head * kv->v_head_stride : kv->k + head * kv->k_head_stride);
     uint32_t bits = 0;
@@ -250,6 +275,10 @@ static inline paged_kv view_of_head(const paged_kv *kv, int32_t head) {
     paged_kv view = *kv;
     view.k += head * kv->k_head_stride;
     view.v += head * kv->v_head_stride;
+    if (kv->type == PAGED_TYPE_I8) {
+        view.k_scale += head * kv->scale_head_stride;
+        view.v_scale += head * kv->scale_head_stride;
+    }
     view.n_kv_heads = 1;
     return view;
 }
@@ -275,10 +304,11 @@ static inline void place_write(const world *w, const place *p) {
 }
 
 static inline void poison_bytes(uint8_t *bytes, size_t n, paged_type type, bool infinite) {
-    static const uint16_t inf[3] = {0x7c00, 0x7f80, 0x7f80}; /* f16; upper half of f32; bf16 */
-    memset(bytes, infinite ? 0 : 0xff, n);                   /* all ones is NaN in every type */
+    /* f16; upper half of f32; bf16; i8, as the upper half of its scales */
+    static const uint16_t inf[4] = {0x7c00, 0x7f80, 0x7f80, 0x7f80};
+    memset(bytes, infinite ? 0 : 0xff, n); /* all ones is NaN in every type */
     if (!infinite) return;
-    size_t step = type == PAGED_TYPE_F32 ? 4 : 2;
+    size_t step = type == PAGED_TYPE_F32 || type == PAGED_TYPE_I8 ? 4 : 2;
     for (size_t i = step - 2; i + 2 <= n; i += step) memcpy(bytes + i, &inf[type], 2);
 }
 
@@ -287,7 +317,7 @@ static inline void poison_bytes(uint8_t *bytes, size_t n, paged_type type, bool 
 static inline place place_make(const world *w, paged_layout layout, int32_t block_size, bool ordered,
                                bool per_head, bool infinite, uint64_t *rng) {
     place p = {.per_head = per_head, .max_blocks = 1};
-    int64_t elem = w->s.type == PAGED_TYPE_F32 ? 4 : 2, n_used = 0, n_kv = w->s.n_kv_heads,
+    int64_t elem = (int64_t)paged__type_bytes(w->s.type), n_used = 0, n_kv = w->s.n_kv_heads,
             n_tables = per_head ? n_kv : 1;
     for (int32_t i = 0; i < w->n_seqs; i++) {
         int32_t n = (w->n_keys[i] + block_size - 1) / block_size;
@@ -304,12 +334,18 @@ static inline place place_make(const world *w, paged_layout layout, int32_t bloc
                       .layout = layout};
     p.kv.k_head_stride = elem * block_size * w->s.dk;
     p.kv.v_head_stride = elem * block_size * w->s.dv;
-    p.kv.block_stride = n_kv * (p.kv.k_head_stride + p.kv.v_head_stride);
+    if (w->s.type == PAGED_TYPE_I8) p.kv.scale_head_stride = 4LL * block_size;
+    p.kv.block_stride = n_kv * (p.kv.k_head_stride + p.kv.v_head_stride + 2 * p.kv.scale_head_stride);
     size_t size = (size_t)(p.kv.block_stride * p.kv.n_blocks);
     p.bytes = take(size, 1);
     poison_bytes(p.bytes, size, w->s.type, infinite);
     p.kv.k = p.bytes;
     p.kv.v = p.bytes + n_kv * p.kv.k_head_stride;
+    if (w->s.type == PAGED_TYPE_I8) {
+        p.kv.k_scale = p.kv.v + n_kv * p.kv.v_head_stride;
+        p.kv.v_scale = p.kv.k_scale + n_kv * p.kv.scale_head_stride;
+        p.kv.scale_block_stride = p.kv.block_stride;
+    }
 
     int32_t *ids = take((size_t)p.kv.n_blocks, sizeof *ids);
     for (int32_t i = 0; i < p.kv.n_blocks; i++) ids[i] = i;
@@ -342,8 +378,13 @@ static inline void place_free(place *p) {
 /* NaN into the slot of one token, for one KV head. */
 static inline void poison_slot(const place *p, int32_t head, int64_t slot) {
     const paged_kv *kv = &p->kv;
-    int64_t elem = kv->type == PAGED_TYPE_F32 ? 4 : 2, block = slot / kv->block_size * kv->block_stride,
+    int64_t elem = (int64_t)paged__type_bytes(kv->type), block = slot / kv->block_size * kv->block_stride,
             o = slot % kv->block_size;
+    if (kv->type == PAGED_TYPE_I8) {
+        int64_t scale = slot / kv->block_size * kv->scale_block_stride + head * kv->scale_head_stride + o * 4;
+        memset(kv->k_scale + scale, 0xff, 4);
+        memset(kv->v_scale + scale, 0xff, 4);
+    }
     for (int64_t d = 0; d < kv->head_dim_k; d++)
         memset(kv->k + block + head * kv->k_head_stride + kv_element(kv, false, o, d) * elem, 0xff,
                (size_t)elem);
@@ -531,6 +572,46 @@ static inline result run_all(const world *w, const place *p, int32_t nth) {
 
 /* ---- checks ---- */
 
+/* What int8 may add to the errors of a row: *score to a score, *weights, in units of the largest |v|, to the
+ * result. Keys and values are exact here. An element of the rotated query is off by half a step, so a score
+ * by half a step times the sum of |k| rotated, which is at most sqrt(head_dim) * |k|. A weight is off by half
+ * of its tile's largest / 255. */
+static inline void i8_error(const world *w, int32_t seq, int32_t i, int32_t head, double *score,
+                            double *weights) {
+    int64_t dk = w->s.dk, n_kv = w->s.n_kv_heads, kv_head = head / (w->s.n_heads / w->s.n_kv_heads);
+    const float *q = w->q + ((int64_t)(w->first_q[seq] + i) * w->s.n_heads + head) * dk;
+    int8_t bytes[PAGED_HEAD_DIM_MAX];
+    float step;
+    paged__i8_from_f32(bytes, &step, q, 1, (int32_t)dk, true);
+    int32_t n = visible(w, seq, i), first = first_visible(w, seq, i),
+            position = w->n_keys[seq] - w->n_queries[seq] + i;
+    double *scores = take((size_t)n, sizeof *scores), sink = w->sinks ? w->sinks[head] : -INFINITY;
+    double k_max = 0, top = sink, sum, tops = 0;
+    for (int32_t j = first; j < n; j++) {
+        const float *k = w->k + ((w->first_key[seq] + j) * n_kv + kv_head) * dk;
+        double dot = 0, square = 0;
+        for (int64_t d = 0; d < dk; d++) {
+            dot += (double)q[d] * (double)k[d];
+            square += (double)k[d] * (double)k[d];
+        }
+        scores[j] = adjusted(w, dot / sqrt((double)dk), head, j - position);
+        k_max = fmax(k_max, sqrt(square));
+        top = fmax(top, scores[j]);
+    }
+    sum = sink == -INFINITY ? 0 : exp(sink - top);
+    for (int32_t tile = first / 16; tile * 16 < n; tile++) {
+        double tile_top = 0;
+        for (int32_t t = PAGED_MAX(first, tile * 16); t < n && t < tile * 16 + 16; t++) {
+            sum += exp(scores[t] - top);
+            tile_top = fmax(tile_top, exp(scores[t] - top));
+        }
+        tops += tile_top;
+    }
+    *score = 0.501 * (double)step * k_max;
+    *weights = n > 0 ? 16 * tops / 510 / sum : 0;
+    free(scores);
+}
+
 /* The relative error of q and of the weights: kernels of AVX-512 BF16 round both to bf16. */
 static inline double operand_rounding(paged_type type) {
     return type == PAGED_TYPE_BF16 && paged_cpu_flags() & PAGED_CPU_AVX512_BF16 ? 0x1p-8 : 0;
@@ -555,13 +636,19 @@ static inline double row_error(const world *w, const result *r, int32_t seq, int
         allowed += v_max * (e < 0.5 ? 2 * e / (1 - e) : 2) + w->n_keys[seq] * 0x1p-126;
         score_error += u * (size + 1);
     }
+    double i8_score = 0, i8_weights = 0;
+    if (w->s.type == PAGED_TYPE_I8) {
+        i8_error(w, seq, i, head, &i8_score, &i8_weights);
+        /* Weights with errors of e^±x, of which the larger ones make the row's result at most 2 * v_max. */
+        allowed += v_max * fmin(2, (exp(2 * i8_score) - 1) + exp(2 * i8_score) * i8_weights) + 0x1p-90;
+    }
     for (int64_t d = 0; d < dv; d++) {
         double error = fabs((double)r->out[row * dv + d] - want[d]) / allowed;
         worst = error <= worst ? worst : error; /* NaN is kept */
         if (isnan(error)) return INFINITY;
     }
     if (isinf(lse)) return (double)r->lse[row] == lse ? worst : INFINITY;
-    double error = fabs((double)r->lse[row] - lse) / (1e-6 + score_error + 2e-7 * fabs(lse));
+    double error = fabs((double)r->lse[row] - lse) / (1e-6 + score_error + i8_score + 2e-7 * fabs(lse));
     return isnan(error) ? INFINITY : fmax(worst, error);
 }
 
@@ -579,7 +666,7 @@ static inline void check_row(const world *w, const result *r, int32_t seq, int32
 
 static inline void check_all(const world *w, const result *r) {
     for (int32_t seq = 0; seq < w->n_seqs; seq++)
-        for (int32_t i = 0; i < w->n_queries[seq]; i++)
+        for (int32_t i = 0; i < w->n_queries[seq]; i += is_emulated() ? 13 : 1)
             for (int32_t head = 0; head < w->s.n_heads; head++) check_row(w, r, seq, i, head);
 }
 
@@ -637,11 +724,15 @@ static inline result run_alone(const world *w, const place *p) {
 
 /* ---- instruction sets ---- */
 
-static const uint32_t isa_flags[] = {0, PAGED_CPU_AVX2, PAGED_CPU_AVX2 | PAGED_CPU_AVX512,
+static const uint32_t isa_flags[] = {0,
+                                     PAGED_CPU_AVX2,
+                                     PAGED_CPU_AVX2 | PAGED_CPU_AVX512,
+                                     PAGED_CPU_AVX2 | PAGED_CPU_AVX512 | PAGED_CPU_AVX512_VNNI,
                                      PAGED_CPU_AVX2 | PAGED_CPU_AVX512 | PAGED_CPU_AVX512_VNNI |
-                                         PAGED_CPU_AVX512_BF16};
-static const char *const isa_names[] = {"ref", "avx2", "avx512", "avx512_bf16"};
-enum { N_ISAS = 4 };
+                                         PAGED_CPU_AVX512_BF16,
+                                     PAGED_CPU_NEON};
+static const char *const isa_names[] = {"ref", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon"};
+enum { N_ISAS = 6 };
 
 /* From now on kernels of this set are chosen; false where the machine lacks it. */
 static inline bool isa_use(int32_t isa) {

@@ -58,11 +58,12 @@ struct model {
     paged_seq stale; /* a handle that was freed */
     struct model_seq seqs[MODEL_SEQS];
     /* the index */
-    struct model_seq *acting; /* whose content is stored by the call under way */
-    bool surprise;            /* an event that makes no sense; checked after the call */
-    int32_t n_entries;        /* ids lie below */
+    struct model_seq *acting;  /* whose content is stored by the call under way */
+    struct model_seq *leaving; /* freed by the call under way: what it lists may be evicted at its end */
+    bool surprise;             /* an event that makes no sense; checked after the call */
+    int32_t n_entries;         /* ids lie below */
     int32_t n_pins, pins[MODEL_PINS];
-    uint64_t now, n_hits, n_tails, n_waits;
+    uint64_t now, n_hits, n_tails, n_moved, n_waits;
     uint64_t space_hash[MODEL_SPACES][2];
     struct model_entry entries[MODEL_ENTRIES];
 };
@@ -95,7 +96,7 @@ static bool model_shared(const struct model *m, const struct model_seq *s, int32
 static bool model_listed(const struct model *m, int32_t g, int64_t page, int32_t n_seqs, int32_t n_pins) {
     for (int32_t s = 0; s < n_seqs; s++) {
         for (int32_t i = model_first(m, g, m->seqs[s].len); i < m->seqs[s].n_pages; i++) {
-            if (m->seqs[s].pages[g][i] == page) return true;
+            if (&m->seqs[s] != m->leaving && m->seqs[s].pages[g][i] == page) return true;
         }
     }
     for (int32_t p = 0; p < n_pins; p++) {
@@ -524,6 +525,7 @@ static void model_keep(struct model *m, int32_t space, const int32_t *tokens, in
     paged_namespace names;
     int32_t n_kept = -1, least, most = model_reusable(m, space, tokens, n, &least);
     model_space(space, field, &names);
+    if (until <= m->now) m->n_pins = 0; /* one may end, and what it held be evicted; they are read again */
     paged_status status = paged_prefix_keep(m->cache, &names, tokens, n, priority, until, &n_kept);
     if (status == PAGED_ERR_LIMIT) CHECK(m->cache->all_windowed && n_kept == -1);
     if (status == PAGED_OK) CHECK(model_windowed(m) ? n_kept <= most : n_kept == most);
@@ -532,6 +534,9 @@ static void model_keep(struct model *m, int32_t space, const int32_t *tokens, in
 
 static void model_clock(struct model *m, uint64_t now) {
     m->now = now > m->now ? now : m->now;
+    for (int32_t i = m->n_pins - 1; i >= 0; i--) {
+        if (m->cache->nodes[m->pins[i]].until <= m->now) m->pins[i] = m->pins[--m->n_pins];
+    }
     paged_cache_set_clock(m->cache, now);
     model_read_pins(m);
 }
@@ -603,6 +608,7 @@ static struct model_need model_grow(struct model *m, struct model_seq *s, int32_
 }
 
 static void model_reserve(struct model *m, struct model_seq *s, int32_t n) {
+    static struct model_seq before;
     struct model_need need = model_grow(m, s, n, false);
     int32_t blocks = 0;
     for (int32_t g = 0; g < m->n_groups; g++) {
@@ -610,12 +616,15 @@ static void model_reserve(struct model *m, struct model_seq *s, int32_t n) {
         blocks = need.pages + (more > 0 ? (more + m->tiles_a_block - 1) / m->tiles_a_block : 0);
         CHECK_EQ(paged_seq_blocks_needed(m->cache, s->handle, g, n), blocks);
     }
-    paged_status status = paged_seq_reserve(m->cache, s->handle, n);
     if (s->len + n > m->max_seq_tokens) {
-        CHECK_EQ(status, PAGED_ERR_TOO_LONG);
+        CHECK_EQ(paged_seq_reserve(m->cache, s->handle, n), PAGED_ERR_TOO_LONG);
         return;
     }
+    before = *s;
+    model_grow(m, s, n, true); /* what it lets go may be evicted by the same call */
+    paged_status status = paged_seq_reserve(m->cache, s->handle, n);
     if (status != PAGED_OK) {
+        *s = before;
         CHECK_EQ(status, PAGED_ERR_NO_BLOCKS);
         CHECK(need.pages + need.tiles > 0);
         if (m->n_pages_max) CHECK(model_used(m, 0) + blocks > m->n_pages_max);
@@ -624,9 +633,8 @@ static void model_reserve(struct model *m, struct model_seq *s, int32_t n) {
     }
     m->n_copies += (uint64_t)(need.copies * m->n_groups);
     m->n_packed += (uint64_t)(need.packed * m->n_groups);
-    model_grow(m, s, n, true);
     /* Before the reservation they fitted; what it let go can only make it less. */
-    if (m->n_pages_max) CHECK(model_used(m, 0) <= m->n_pages_max);
+    if (m->n_pages_max && blocks > 0) CHECK(model_used(m, 0) <= m->n_pages_max);
 }
 
 static void model_commit(struct model *m, struct model_seq *s, int32_t n, uint64_t *rand) {
@@ -644,32 +652,33 @@ static void model_commit(struct model *m, struct model_seq *s, int32_t n, uint64
     }
     model_payload(m, s, s->len, n, true);
     m->acting = s;
-    CHECK_EQ(paged_seq_commit(m->cache, s->handle, tokens, n), PAGED_OK);
-    s->len += n;
+    s->len += n; /* what falls out of a window then may be evicted by the same call */
     s->reserved -= n;
+    CHECK_EQ(paged_seq_commit(m->cache, s->handle, tokens, n), PAGED_OK);
     if (s->space >= 0) model_adopt(m, s, s->len / m->block_size);
 }
 
 static void model_truncate(struct model *m, struct model_seq *s, int32_t n) {
-    paged_status status = paged_seq_truncate(m->cache, s->handle, n);
     bool refused = n > s->len;
     for (int32_t g = 0; g < m->n_groups; g++)
         refused |= n > 0 && model_first(m, g, n) < model_first(m, g, s->len);
-    CHECK_EQ(status, refused ? PAGED_ERR_INVALID_ARG : PAGED_OK);
-    if (status != PAGED_OK) return;
-    s->len = n;
-    s->reserved = 0;
-    int32_t n_entries = (n + m->block_size - 1) / m->block_size;
-    s->n_tiles = n_entries > s->n_pages ? (n - s->n_pages * m->block_size + PAGED_TILE - 1) / PAGED_TILE : 0;
-    s->n_pages = n_entries - (s->n_tiles > 0);
+    if (!refused) { /* what goes may be evicted by the same call */
+        int32_t n_entries = (n + m->block_size - 1) / m->block_size;
+        s->len = n;
+        s->reserved = 0;
+        s->n_tiles =
+            n_entries > s->n_pages ? (n - s->n_pages * m->block_size + PAGED_TILE - 1) / PAGED_TILE : 0;
+        s->n_pages = n_entries - (s->n_tiles > 0);
+    }
+    CHECK_EQ(paged_seq_truncate(m->cache, s->handle, n), refused ? PAGED_ERR_INVALID_ARG : PAGED_OK);
 }
 
 static void model_free(struct model *m, struct model_seq *s) {
-    m->acting = s;
+    m->acting = m->leaving = s;
     CHECK_EQ(paged_seq_free(m->cache, s->handle), PAGED_OK);
     CHECK_EQ(paged_seq_free(m->cache, s->handle), PAGED_ERR_STALE);
     m->stale = s->handle;
-    m->acting = NULL;
+    m->acting = m->leaving = NULL;
     s->handle = 0;
     s->len = s->reserved = s->n_pages = s->n_tiles = 0;
 }

@@ -1,12 +1,14 @@
 /* Goal: small worlds have no corner that chance missed. Method: every sequence of up to 7 operations (8
- * with --long; one less where prefixes are reused) on a pool of 3 blocks of 2 tokens, or of 32 with packed
- * tails, on a cache and on the naive model; the cache is used again from one sequence of operations to the
- * next, so that old state would show. */
+ * with --long; one less where prefixes are reused or a window slides) on a pool of 3 blocks of 2 tokens, or
+ * of 32 with packed tails, on a cache and on the naive model; the cache is used again from one sequence of
+ * operations to the next, so that old state would show. */
+#include "book_arena.h"
 #include "sim/mem_model.h"
 
 enum { N_DEEP = 8, N_OPERATIONS = 17 };
 
-static bool reuses; /* sequences are matched when they are made */
+static bool reuses;  /* sequences are matched when they are made */
+static bool elastic; /* the limit changes, blocks move, memory comes and goes */
 
 /* Tokens: a piece of a block, more than one block, what truncate cuts, a prompt. Blocks of 2; of 32, where a
  * piece ends inside a tile. */
@@ -27,6 +29,14 @@ static bool apply(struct model *m, int32_t op, uint64_t *rand) {
             if (promised || !paged_seq_waits(m->cache, created->handle))
                 model_match(m, created, 0, m->seqs[0].tokens, sizes->prompt);
         }
+        return true;
+    }
+    if (op == 16 && elastic) {
+        bool limits = m->n_pages_max == 3;
+        m->n_pages_max = limits ? 1 : 3;
+        CHECK_EQ(paged_cache_set_max_bytes(m->cache, limits ? m->cache->groups[0].block_bytes : 0), PAGED_OK);
+        CHECK_EQ(paged_cache_compact(m->cache, SIZE_MAX, true, NULL), PAGED_OK);
+        CHECK_EQ(paged_cache_trim(m->cache, 0), PAGED_OK);
         return true;
     }
     if (op == 16) { /* pinned until the next clear() */
@@ -78,6 +88,8 @@ static void clear(struct model *m) {
     if (!reuses) model_wrong_handle(m, m->stale);
     model_clock(m, m->now + 1);
     paged_cache_clear(m->cache);
+    if (elastic) CHECK_EQ(paged_cache_set_max_bytes(m->cache, 0), PAGED_OK);
+    m->n_pages_max = 3;
 }
 
 /* Depth first without recursion: `path` is the current sequence of operations; after a change at place
@@ -123,10 +135,16 @@ static void every_short_sequence_of(const struct sizes *of, bool with_reuse, int
                                  .max_seq_tokens = 7 * of->block / 2,
                                  .packed_tails = of->block > 2,
                                  .poison = true};
+    static struct book book;
+    paged_arena arena;
+    if (elastic) { /* two blocks in a granule */
+        book_open(&book, config.pool_bytes, (size_t)(2 * 8 * of->block), &arena);
+        config.arena = &arena;
+    }
     memset(&m, 0, sizeof m);
     m.n_pages_max = 3;
     model_open(&m, &config);
-    int64_t n_paths = enumerate(&m, (test_long ? 8 : 7) - reuses);
+    int64_t n_paths = enumerate(&m, (test_long ? 8 : 7) - (reuses || window > 0));
     printf("%lld sequences of operations\n", (long long)n_paths);
     CHECK(n_paths > 10000);
     model_close(&m);
@@ -146,6 +164,13 @@ static void every_short_sequence_in_a_window(void) {
     every_short_sequence_of(&two, true, 2);
 }
 
+static void every_short_sequence_in_an_elastic_pool(void) {
+    elastic = true;
+    every_short_sequence_of(&two, true, 0);
+    every_short_sequence_of(&packed, true, 0);
+    elastic = false;
+}
+
 static void every_short_sequence_with_tails(void) {
     every_short_sequence_of(&packed, false, 0);
     every_short_sequence_of(&packed, true, 0);
@@ -154,5 +179,7 @@ static void every_short_sequence_with_tails(void) {
 
 #define TESTS(X)                                                                                             \
     X(every_short_sequence)                                                                                  \
-    X(every_short_sequence_with_reuse) X(every_short_sequence_in_a_window) X(every_short_sequence_with_tails)
+    X(every_short_sequence_with_reuse)                                                                       \
+    X(every_short_sequence_in_a_window)                                                                      \
+    X(every_short_sequence_with_tails) X(every_short_sequence_in_an_elastic_pool)
 TEST_MAIN(TESTS)

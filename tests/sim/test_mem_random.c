@@ -1,6 +1,7 @@
 /* Goal: no order of operations breaks an invariant, loses a block or lets one sequence see another's keys
  * and values. Method: random operations on a cache and on a naive model (mem_model.h), paged_cache_check()
  * after each. */
+#include "book_arena.h"
 #include "sim/mem_model.h"
 
 static uint32_t pick(uint64_t *rand, uint32_t n) {
@@ -10,6 +11,10 @@ static uint32_t pick(uint64_t *rand, uint32_t n) {
 static int32_t random_window(uint64_t *rand, const paged_cache_config *config) {
     return 1 + (int32_t)pick(rand, 3 * (uint32_t)config->block_size + 2);
 }
+
+static struct book book;
+static paged_arena arena;
+static int32_t n_pool; /* n_pages_max without a limit */
 
 /* A pool of 2 … 40 blocks a group. K and V are in f32, so that the payload has room. */
 static void open_random(struct model *m, uint64_t *rand) {
@@ -40,10 +45,16 @@ static void open_random(struct model *m, uint64_t *rand) {
     if (any_window)                       /* and so long that windows slide over more than the pool holds */
         config.max_seq_tokens = (n_blocks > 60 / config.n_groups ? 60 : 3 * n_blocks) * config.block_size;
     memset(m, 0, sizeof *m);
+    if (pick(rand, 4)) { /* else the host's, where all of so small a pool is one granule */
+        book_open(&book, config.pool_bytes, (size_t)64 << pick(rand, 8), &arena);
+        config.arena = &arena;
+    }
+    config.trim_after = pick(rand, 3) * 5;
     model_open(m, &config);
     if (pick(rand, 2)) paged__cache_shuffle(m->cache, *rand);
     if (pick(rand, 2)) paged__cache_cut_hash(m->cache, 15); /* collisions are certain */
     if (config.n_groups == 1 || (equal && !any_window)) m->n_pages_max = n_blocks;
+    n_pool = m->n_pages_max;
 }
 
 /* Tokens that may well be cached: what some row holds or held last, to some length, perhaps with an end of
@@ -102,11 +113,69 @@ static void random_prefix_operation(struct model *m, uint64_t *rand) {
     }
 }
 
+/* ---- the pool itself ---- */
+
+static void model_limit(struct model *m, size_t max_bytes) {
+    int32_t n_pages = n_pool;
+    size_t row_bytes = 0;
+    paged_cache_stats stats;
+    for (int32_t g = 0; g < m->n_groups; g++) row_bytes += m->cache->groups[g].block_bytes;
+    CHECK_EQ(paged_cache_set_max_bytes(m->cache, max_bytes), PAGED_OK);
+    if (n_pages && max_bytes && max_bytes / row_bytes < (size_t)n_pages)
+        n_pages = (int32_t)(max_bytes / row_bytes);
+    m->n_pages_max = n_pages;
+    paged_cache_get_stats(m->cache, &stats);
+    CHECK(stats.backed_bytes <= stats.max_bytes || stats.idle_bytes == 0);
+    CHECK(stats.used_bytes + stats.cached_bytes <= stats.max_bytes || stats.n_cached == 0);
+}
+
+static void model_trim(struct model *m, size_t keep_bytes) {
+    paged_cache_stats before, after;
+    paged_cache_get_stats(m->cache, &before);
+    CHECK_EQ(paged_cache_trim(m->cache, keep_bytes), PAGED_OK);
+    paged_cache_get_stats(m->cache, &after);
+    CHECK(after.idle_bytes <= keep_bytes);
+    CHECK_EQ(before.backed_bytes - before.idle_bytes, after.backed_bytes - after.idle_bytes);
+}
+
+/* Without a limit there is an end. */
+static void model_compact(struct model *m, size_t budget_bytes, bool in_use) {
+    size_t moved_bytes = SIZE_MAX;
+    CHECK_EQ(paged_cache_compact(m->cache, budget_bytes, in_use, &moved_bytes), PAGED_OK);
+    CHECK(moved_bytes <= budget_bytes);
+    m->n_moved += moved_bytes > 0;
+    for (int32_t n = 0; budget_bytes == SIZE_MAX && moved_bytes > 0; n++) {
+        CHECK_EQ(paged_cache_compact(m->cache, budget_bytes, in_use, &moved_bytes), PAGED_OK);
+        CHECK(n < m->cache->n_extents);
+    }
+}
+
+static void random_pool_operation(struct model *m, uint64_t *rand) {
+    size_t pool_bytes = m->cache->pool_bytes;
+    switch (pick(rand, 4)) {
+    case 0: /* two times of three without a limit, so that the pool is not always too small */
+        model_limit(m, pick(rand, 3) ? 0 : 1 + paged__rand(rand) % pool_bytes);
+        break;
+    case 1:
+        model_trim(m, pick(rand, 2) ? 0 : paged__rand(rand) % pool_bytes);
+        break;
+    default:
+        model_compact(m, pick(rand, 2) ? SIZE_MAX : paged__rand(rand) % pool_bytes, pick(rand, 4) > 0);
+        for (int32_t i = 0; i < MODEL_SEQS; i++)
+            if (m->seqs[i].handle) model_check_seq(m, &m->seqs[i]);
+        break;
+    }
+}
+
 static void random_operation(struct model *m, uint64_t *rand) {
     struct model_seq *s = &m->seqs[pick(rand, MODEL_SEQS)];
     int32_t step = pick(rand, 4) ? m->block_size + 2 : 4 * m->block_size + 2, n;
     if (pick(rand, 4) == 0) {
         random_prefix_operation(m, rand);
+        return;
+    }
+    if (pick(rand, 16) == 0) {
+        random_pool_operation(m, rand);
         return;
     }
     if (!s->handle) {
@@ -142,7 +211,8 @@ static void random_operation(struct model *m, uint64_t *rand) {
     if (s->handle) model_check_seq(m, s);
 }
 
-static uint64_t n_hits, n_tails, n_evicted, n_packed, n_loose, n_waits, n_handovers; /* of all seeds */
+/* of all seeds */
+static uint64_t n_hits, n_tails, n_evicted, n_packed, n_loose, n_waits, n_handovers, n_moved, n_unbacked;
 
 static void one_seed(uint64_t seed, int32_t n_operations) {
     static struct model m;
@@ -160,6 +230,8 @@ static void one_seed(uint64_t seed, int32_t n_operations) {
     n_hits += m.n_hits;
     n_tails += m.n_tails;
     n_evicted += stats.n_evicted;
+    n_moved += m.n_moved;
+    n_unbacked += stats.n_unbacked;
     n_packed += m.n_packed;
     n_waits += m.n_waits;
     n_handovers += stats.n_handovers;
@@ -178,11 +250,14 @@ static void random_operations(void) {
            (unsigned long long)n_tails, (unsigned long long)n_evicted);
     printf("%llu tails packed into blocks, %llu blocks of windows evicted\n", (unsigned long long)n_packed,
            (unsigned long long)n_loose);
+    printf("%llu compactions moved blocks, %llu granules returned\n", (unsigned long long)n_moved,
+           (unsigned long long)n_unbacked);
     printf("%llu sequences waited for others, %llu took over\n", (unsigned long long)n_waits,
            (unsigned long long)n_handovers);
     CHECK(n_waits > n_seeds && n_handovers > n_seeds / 4);
     CHECK(n_packed > 10 * n_seeds && n_loose > 10 * n_seeds);
     CHECK(n_hits > 100 * n_seeds && n_tails > 10 * n_seeds && n_evicted > 10 * n_seeds);
+    CHECK(n_moved > 2 * n_seeds && n_unbacked > 10 * n_seeds);
 }
 
 /* In a pool that never evicts, reuse is the longest common beginning with any earlier prompt, to the token.

@@ -146,7 +146,7 @@ static void same_bits(void) {
 /* Tokens generated one by one, then given again as a prompt: the log-probabilities must be the same bits. */
 static void decode_is_prefill(void) {
     for (int i = 0; i < N_SHAPES; i++) {
-        for (int type = 0; type < 3; type++) {
+        for (int type = 0; type < 4; type++) {
             paged_model *m = load_tiny(i);
             static result r;
             int32_t tokens[N_PROMPT + N_NEW];
@@ -477,7 +477,7 @@ static void prefix_hit_is_cold_run(void) {
     const int32_t lens[] = {1, 2, B - 1, B, B + 1, 2 * B - 1, 2 * B, 2 * B + 1, 100};
     for (int i = 0; i < N_SHAPES; i++) {
         paged_model *m = load_tiny(i);
-        for (int type = i % 3; type < 3; type += test_long ? 1 : 3) {
+        for (int type = i % 4; type < 4; type += test_long ? 1 : 4) {
             const paged_engine_config c = {
                 .kv_type = (paged_type)type, .kv_plain = type == 1, .chunk_tokens = 40};
             paged_engine_config cold_config = c;

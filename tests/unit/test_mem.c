@@ -203,6 +203,10 @@ static void create_names_what_is_wrong(void) {
     REFUSED(PAGED_ERR_INVALID_ARG, "max_seqs", config.max_seqs = -1);
     REFUSED(PAGED_ERR_INVALID_ARG, "max_seq_tokens", config.max_seq_tokens = -1);
     REFUSED(PAGED_ERR_INVALID_ARG, "arena", config.arena = &arena);
+    REFUSED(PAGED_ERR_INVALID_ARG, "max_bytes 321", config.max_bytes = 321);
+    arena = (paged_arena){.size_bytes = 320, .granule_bytes = 48};
+    REFUSED(PAGED_ERR_INVALID_ARG, "no back", config.arena = &arena);
+    REFUSED(PAGED_ERR_INVALID_ARG, "contiguous", config.contiguous = true);
     REFUSED(PAGED_ERR_INVALID_ARG, "too many", config.pool_bytes = (size_t)1 << 40; config.block_size = 1);
     REFUSED(PAGED_ERR_NO_BLOCKS, "31", config.pool_bytes = 31);
     REFUSED(PAGED_ERR_NO_BLOCKS, "63", config.pool_bytes = 63; config.n_groups = 2);
@@ -234,7 +238,7 @@ static void defaults_and_numbers(void) {
     CHECK_EQ(s.block_bytes, 128);
     CHECK_EQ(s.waste_bytes, 5);
     CHECK_EQ(s.backed_bytes, 0);
-    CHECK_EQ(s.table_bytes, 64 * 10 * 4);
+    CHECK_EQ(s.table_bytes, 64 * 16 * 4); /* rows of whole cache lines */
     CHECK(s.metadata_bytes > 0);
     paged_seq seq = open_seq(cache, 17);
     s = stats_of(cache);
@@ -645,7 +649,7 @@ static void check_finds_each_violation(void) {
         (lvalue) = old_;                                                                                     \
         check_cache(c);                                                                                      \
     } while (0)
-    int32_t *table = c->groups[1].tables, *child_table = table + c->max_blocks, shared = child_table[0];
+    int32_t *table = c->groups[1].tables, *child_table = table + c->table_stride, shared = child_table[0];
     BROKEN(c->groups[1].blocks[shared].refs, 3, "3 references, 2 table entries");
     BROKEN(c->groups[1].blocks[shared].state, 0, "free or does not exist");
     BROKEN(table[1], table[0], "twice");
@@ -657,19 +661,24 @@ static void check_finds_each_violation(void) {
     BROKEN(c->seqs[1].n_entries, 1, "1 entries");
     BROKEN(c->seqs[1].len, 5, "counted");
     BROKEN(c->seqs[1].reserved, -1, "-1 reserved");
-    BROKEN(c->seqs[1].reserved, 1, "row 1"); /* no room for a token */
+    BROKEN(c->seqs[1].reserved, 1000, "1000 reserved");
     BROKEN(c->seqs[1].tag, 0, "tag 0");
     BROKEN(c->seqs[3].len, 1, "is free but has 1 tokens");
     BROKEN(c->free_seq, 1, "list of free rows");
     BROKEN(c->seqs[2].next_free, 2, "list of free rows");
     BROKEN(c->n_seqs, 3, "3 counted");
     BROKEN(c->n_tokens, 1, "1 counted");
-    BROKEN(c->token_bytes, 0, "0 counted");
+    BROKEN(c->seqs[1].tokens, c->seqs[0].tokens, "tokens of another");
     BROKEN(c->groups[0].n_used, 9, "group 0");
     BROKEN(c->groups[0].n_free, 9, "group 0");
     BROKEN(c->used_bytes, 1, "bytes used");
+    BROKEN(c->taken_bytes, 1, "cached");
     BROKEN(c->backed_bytes, 1, "backed");
-    BROKEN(c->backed[0], 0, "not backed");
+    BROKEN(c->idle_bytes, 1, "idle");
+    BROKEN(c->granules[0].backed, 0, "not backed");
+    BROKEN(c->granules[0].n_taken, 3, "touched by");
+    BROKEN(c->idle_first, 0, "list of idle granules");
+    BROKEN(c->idle_last, 0, "ends in 0");
     BROKEN(c->n_frees, 0, "given back");
     BROKEN(c->free_extents[0], c->free_extents[1], "twice");
     BROKEN(c->n_free_extents, c->n_free_extents - 1, "on the stack");
@@ -688,7 +697,9 @@ static void check_finds_each_violation(void) {
     BROKEN(c->extents[0].free_head, -1, "on the list");
     BROKEN(c->groups[0].blocks[1].next_free, 1, "free list");
     BROKEN(c->extents[0].n_fresh, 3, "never taken");
-    BROKEN(c->groups[0].partial, -1, "are on the list");
+    BROKEN(c->groups[0].partial[1], -1, "marked wrongly");
+    BROKEN(c->groups[0].fullness, 0, "marked wrongly");
+    BROKEN(c->extents[0].prev, 0, "of fullness 1 leads to extent 0");
     BROKEN(c->groups[0].blocks[0].refs, 2, "only reserved");
     paged_cache_free(c);
 }

@@ -189,7 +189,7 @@ static int32_t pick(uint64_t *rand, uint32_t n) {
 static void random_arrivals(void) {
     enum { SEQS = 16, LENGTH = 40, BLOCKS = 400 };
     uint64_t rand = paged__mix(test_seed);
-    int32_t n_seeds = test_long ? 5000 : 200, n_finished = 0;
+    int32_t n_seeds = test_long ? 5000 : 50, n_finished = 0;
     for (int32_t round = 0; round < n_seeds; round++) {
         paged_cache *cache = open_cache(BLOCKS, false);
         paged_seq seqs[SEQS] = {0};

@@ -236,6 +236,37 @@ static void pins_hold_the_last_window(void) {
     paged_cache_free(cache);
 }
 
+/* Where all groups have windows an entry may stay without a block, on the way to others. There are entries
+ * for what sequences and pins need; the rest goes, oldest first. */
+static void index_entries_run_out(void) {
+    const int32_t window = 6;
+    paged_cache *cache = open_cache(4, 30, 1, &window);
+    int32_t n_kept = -1;
+    CHECK_EQ(cache->n_nodes_max, 8 * 50 + 2 * 30);
+    for (int32_t i = 0; i < 30; i++) {
+        CHECK_EQ(run(cache, row(1000 * i, 200), 200, 1), 0);
+        CHECK_EQ(run(cache, row(1000 * i, 200), 200, 1), 199);
+    }
+    CHECK(stats_of(cache).n_evicted > 10);
+    CHECK(cache->free_node >= 0);
+    paged_cache_stats before = stats_of(cache);
+    CHECK_EQ(paged_prefix_keep(cache, &nowhere, row(29000, 200), 200, 3, 10, &n_kept), PAGED_ERR_LIMIT);
+    CHECK_EQ(n_kept, -1);
+    CHECK_EQ(stats_of(cache).n_used, before.n_used);
+    CHECK_EQ(cache->nodes[cache->evictable.items[0]].priority, 0);
+    CHECK_EQ(run(cache, row(0, 100), 100, 100), 0);
+    CHECK_EQ(paged_prefix_keep(cache, &nowhere, row(0, 100), 100, 3, 10, &n_kept), PAGED_OK);
+    CHECK_EQ(n_kept, 100);
+    check_cache(cache);
+    for (int32_t i = 0; i < 30; i++) run(cache, row(1000 * i + 500, 200), 200, 1);
+    CHECK_EQ(run(cache, row(0, 101), 101, 1), 100);
+    paged_cache_set_clock(cache, 10);
+    paged_cache_clear(cache);
+    check_cache(cache);
+    CHECK_EQ(stats_of(cache).n_free, 30);
+    paged_cache_free(cache);
+}
+
 static void check_names_what_is_broken(void) {
     const int32_t windows[] = {0, 5};
     paged_cache *cache = open_cache(4, 200, 2, windows);
@@ -271,6 +302,7 @@ static void check_names_what_is_broken(void) {
     X(heads_with_windows_of_their_own)                                                                       \
     X(a_hit_needs_the_last_window)                                                                           \
     X(out_of_the_window_is_free_room)                                                                        \
+    X(index_entries_run_out)                                                                                 \
     X(pins_hold_the_last_window)                                                                             \
     X(check_names_what_is_broken)
 TEST_MAIN(TESTS)

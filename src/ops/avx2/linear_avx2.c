@@ -173,14 +173,14 @@ INLINE void tile_sums(float *out, int64_t stride, const uint8_t *tile, int64_t n
         const int64_t n = PAGED_MIN(most, n_units - u), n_blocks = n * unit_blocks;
         unpack(panel, tile + u * paged__unit_step(type), n, type);
         for (int32_t t = 0; t < n_tokens;) {
-            const int64_t width = paged__group_tokens(x, token0 + t);
+            const paged__group group = paged__group_of(x, token0 + t);
+            const int32_t inside = token0 + t - group.first, here = PAGED_MIN(TOKENS, group.width - inside);
             const paged__act_block *at =
-                paged__group_blocks(x, token0 + t) + u * unit_blocks * width + t % PAGED__ACT_GROUP;
-            const int32_t here = PAGED_MIN(TOKENS, (int32_t)width - t % PAGED__ACT_GROUP);
+                paged__group_blocks(x, group) + u * unit_blocks * group.width + inside;
             if (here == TOKENS)
-                tokens(out + t * stride, stride, panel, n_blocks, at, width, TOKENS, type);
+                tokens(out + t * stride, stride, panel, n_blocks, at, group.width, TOKENS, type);
             else
-                tokens(out + t * stride, stride, panel, n_blocks, at, width, 1, type);
+                tokens(out + t * stride, stride, panel, n_blocks, at, group.width, 1, type);
             t += here;
         }
     }
@@ -245,9 +245,10 @@ INLINE void float_tile(float *out, int64_t stride, const uint8_t *tile, int64_t 
     for (int64_t c = 0; c < n_cols; c += PAGED__PANEL_COLS) {
         const int64_t n = PAGED_MIN(PAGED__PANEL_COLS, n_cols - c);
         const uint8_t *from = tile + c * 16 * paged__float_bytes(type);
-        for (int32_t t = 0; t < n_tokens; t += PAGED__ACT_GROUP) {
-            const int32_t width = paged__group_tokens(x, token0 + t);
-            const float *at = paged__group_floats(x, token0 + t) + c * width;
+        for (int32_t t = 0, width = 0; t < n_tokens; t += width) {
+            const paged__group group = paged__group_of(x, token0 + t);
+            const float *at = paged__group_floats(x, group) + c * group.width;
+            width = group.width;
             switch (width) {
             case 1:
                 columns(out + t * stride, stride, from, n, at, 1, type);

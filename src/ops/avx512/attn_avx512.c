@@ -346,20 +346,33 @@ OF_TYPE(bf16, PAGED_TYPE_BF16)
 
 #define ENTRY(name)                                                                                          \
     .q_bytes = paged__q_bytes_f32, .p_bytes = PAGED_ATTN_STEP * 4, .load_q = paged__load_q_f32,              \
-    .qk = qk_##name, .softmax = softmax, .pv = pv_##name, .pack_k = paged__pack_k_##name,                    \
-    .pack_v = paged__pack_v_##name, .to_f32 = paged__to_f32_##name##_avx512,                                 \
-    .from_f32 = paged__from_f32_##name##_avx512
+    .qk = qk_##name, .softmax = softmax, .pv = pv_##name, .pack_k = paged__pack_k_##name##_avx512,           \
+    .to_f32 = paged__to_f32_##name##_avx512, .from_f32 = paged__from_f32_##name##_avx512
 
-const paged__type_kernels paged__avx512_f16 = {ENTRY(f16), .widen_k = widen_k_f16, .widen_v = widen_k_f16};
-const paged__type_kernels paged__avx512_f32 = {ENTRY(f32)};
-const paged__type_kernels paged__avx512_bf16 = {ENTRY(bf16), .widen_k = widen_k_bf16,
-                                                .widen_v = widen_v_bf16};
+const paged__type_kernels paged__avx512_f16 = {ENTRY(f16), .pack_v = paged__pack_v_f16,
+                                               .widen_k = widen_k_f16, .widen_v = widen_k_f16};
+const paged__type_kernels paged__avx512_f32 = {ENTRY(f32), .pack_v = paged__pack_v_f32};
+const paged__type_kernels paged__avx512_bf16 = {ENTRY(bf16), .pack_v = paged__pack_v_bf16_avx512,
+                                                .widen_k = widen_k_bf16, .widen_v = widen_v_bf16};
 
 const paged__kernels paged__kernels_avx512 = {
     .name = "avx512",
     .of = {[PAGED_TYPE_F16] = &paged__avx512_f16,
            [PAGED_TYPE_F32] = &paged__avx512_f32,
-           [PAGED_TYPE_BF16] = &paged__avx512_bf16},
+           [PAGED_TYPE_BF16] = &paged__avx512_bf16,
+           [PAGED_TYPE_I8] = &paged__avx2_i8},
+    .merge = paged__merge_avx512,
+    .divide = paged__divide_avx512,
+    .softcap = paged__softcap,
+    .alibi = paged__alibi,
+};
+
+const paged__kernels paged__kernels_avx512_vnni = {
+    .name = "avx512_vnni",
+    .of = {[PAGED_TYPE_F16] = &paged__avx512_f16,
+           [PAGED_TYPE_F32] = &paged__avx512_f32,
+           [PAGED_TYPE_BF16] = &paged__avx512_bf16,
+           [PAGED_TYPE_I8] = &paged__avx512_vnni_i8},
     .merge = paged__merge_avx512,
     .divide = paged__divide_avx512,
     .softcap = paged__softcap,

@@ -17,7 +17,7 @@
 #include "ops/ops.h"
 #include "ops/scores.h"
 
-enum { ROWS = 6 };
+enum { ROWS = 6, PAIRS = PAGED_TILE / 2 };
 
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
@@ -53,25 +53,58 @@ static void load_q(void *q, const float *src, float scale, int32_t head_dim) {
     }
 }
 
-/* ---- scores ---- */
+/* ---- prefetching ---- */
 
-/* What a block of rows prefetches while it works through a pair loop: `rate` lines each time, from `from[c]`
- * on in quarter c of the loop. */
+/* What a loop over pairs prefetches: `rate` lines each turn, from `from[c]` on in quarter c of the loop.
+ * While qk works it fetches V of the step, and pv fetches K of the next: so what is under way and what is in
+ * use fit L1 together. A processor may drop a prefetch while its queue of misses is full; where one loop
+ * brings in everything, it asks again for each line, `again` of them. */
 typedef struct share {
     const uint8_t *from[4];
-    int32_t rate;
+    int32_t rate, again;
 } share;
 
-/* The blocks of rows share the next step's tiles, so that the memory has something to do all the time. */
-INLINE share share_of_next(const paged__tiles *tiles, int32_t block, int32_t n_blocks,
-                           int64_t quarter_lines) {
-    share f = {.rate = n_blocks == 1 ? 4 : n_blocks <= 3 ? 2 : 1};
-    if (block * f.rate >= PAGED__STEP_TILES) return (share){.rate = 0};
+INLINE const uint8_t *fetch_lines(const share *f, const uint8_t *next) {
+    for (int32_t x = 0; x < f->again; x++) _mm_prefetch((const char *)next + x * 64, _MM_HINT_T0);
+    for (int32_t x = 0; x < f->rate; x++, next += 64) _mm_prefetch((const char *)next, _MM_HINT_T0);
+    return next;
+}
+
+/* The part of loop `index` of n in bringing in 4 tiles; a quarter of the loop has quarter_turns turns. The
+ * loops share the work, so that the memory has something to do all the time. */
+INLINE share share_of(const void *const *tiles, int64_t tile_lines, int32_t index, int32_t n,
+                      int64_t quarter_turns) {
+    int32_t parts = n == 1 ? 1 : n <= 3 ? 2 : 4; /* of a tile, each for a quarter of a loop */
+    int64_t part_lines = (tile_lines + parts - 1) / parts;
+    share f = {.rate = (int32_t)((part_lines + quarter_turns - 1) / quarter_turns)};
+    if (4 * index >= parts * PAGED__STEP_TILES) return (share){.rate = 0};
+    if (n == 1) f.again = f.rate;
     for (int32_t c = 0; c < 4; c++) {
-        int32_t part = (4 * block + c) * f.rate; /* quarters of a tile before this one */
-        f.from[c] = (const uint8_t *)tiles->next[part / 4] + part % 4 * quarter_lines * 64;
+        int32_t part = 4 * index + c;
+        f.from[c] = (const uint8_t *)tiles[part / parts] + part % parts * part_lines * 64;
     }
     return f;
+}
+
+INLINE int64_t k_tile_lines(const paged__step *step) {
+    return (step->head_dim_k + 1) / 2;
+}
+
+INLINE int64_t v_tile_lines(const paged__step *step) {
+    return (step->head_dim_v + 1) / 2;
+}
+
+/* ---- scores ---- */
+
+/* One pair of elements: n_rows rows against n_tiles tiles. */
+INLINE void qk_pair(__m512 acc[ROWS][4], const uint8_t *q, int64_t q_stride, const uint8_t *const *k,
+                    int64_t at, const int n_rows, const int n_tiles) {
+    __m512i pairs[4];
+    UNROLL for (int j = 0; j < n_tiles; j++) pairs[j] = _mm512_loadu_si512(k[j] + at);
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        __m512i qd = broadcast_pair(q + r * q_stride);
+        UNROLL for (int j = 0; j < n_tiles; j++) acc[r][j] = dot(acc[r][j], qd, pairs[j]);
+    }
 }
 
 /* Tiles j … j + n_tiles - 1 of n_rows rows. */
@@ -84,19 +117,15 @@ INLINE void qk_tiles(const paged__step *step, const share *f, int32_t first_row,
     UNROLL for (int r = 0; r < n_rows; r++) {
         UNROLL for (int j = 0; j < n_tiles; j++) acc[r][j] = _mm512_setzero_ps();
     }
-    int64_t end = (step->head_dim_k + 1) / 2 * (int64_t)64, quarter = (end / 64 + 3) / 4 * 64, at = 0;
-    for (int32_t c = 0; c < 4; c++) {
+    int64_t end = k_tile_lines(step) * 64, quarter = (k_tile_lines(step) + 3) / 4 * 64, at = 0;
+    for (int32_t c = 0; c < 4 && f->rate > 0; c++) {
         const uint8_t *next = f->from[c];
         for (int64_t stop = PAGED_MIN(at + quarter, end); at < stop; at += 64, q += 4) {
-            __m512i pairs[4];
-            for (int32_t x = 0; x < f->rate; x++, next += 64) _mm_prefetch((const char *)next, _MM_HINT_T0);
-            UNROLL for (int j = 0; j < n_tiles; j++) pairs[j] = _mm512_loadu_si512(k[j] + at);
-            UNROLL for (int r = 0; r < n_rows; r++) {
-                __m512i qd = broadcast_pair(q + r * q_stride);
-                UNROLL for (int j = 0; j < n_tiles; j++) acc[r][j] = dot(acc[r][j], qd, pairs[j]);
-            }
+            next = fetch_lines(f, next);
+            qk_pair(acc, q, q_stride, k, at, n_rows, n_tiles);
         }
     }
+    for (; at < end; at += 64, q += 4) qk_pair(acc, q, q_stride, k, at, n_rows, n_tiles);
     float *s = step->s + first_row * PAGED_ATTN_STEP + first_tile * PAGED_TILE;
     UNROLL for (int r = 0; r < n_rows; r++) {
         UNROLL for (int j = 0; j < n_tiles; j++)
@@ -125,7 +154,7 @@ INLINE void qk_rows(const paged__step *step, const share *f, int32_t r, const in
 static void qk(const paged__step *step) {
     int32_t n_blocks = (step->n_rows + ROWS - 1) / ROWS;
     for (int32_t r = 0, n, block = 0; r < step->n_rows; r += n, block++) {
-        share f = share_of_next(&step->k, block, n_blocks, ((step->head_dim_k + 1) / 2 + 3) / 4);
+        share f = share_of(step->v.at, v_tile_lines(step), block, n_blocks, (k_tile_lines(step) + 3) / 4);
         n = (step->n_rows - r + n_blocks - block - 1) / (n_blocks - block);
         switch (n) {
         case 1:
@@ -218,32 +247,41 @@ static void softmax(const paged__step *step) {
 
 /* ---- values ---- */
 
-/* Pairs i0 … i1 - 1 of the step, all of them seen by all rows; n_vecs vectors of 16 elements from d on, of
- * which the last has only those under `mask`. */
-INLINE void pv_pairs(const paged__step *step, const void *const *fetch, int32_t first_row, int32_t i0,
-                     int32_t i1, int64_t d, __mmask16 mask, const int n_rows, const int n_vecs) {
+/* One pair of tokens: n_rows rows, n_vecs vectors of 16 elements, of which the last has only those under
+ * `mask`. */
+INLINE void pv_pair(__m512 acc[ROWS][8], const uint8_t *p, int64_t p_stride, const uint8_t *v, __mmask16 mask,
+                    const int n_rows, const int n_vecs) {
+    __m512i pairs[8];
+    UNROLL for (int j = 0; j < n_vecs; j++) pairs[j] =
+        _mm512_maskz_loadu_epi32(j == n_vecs - 1 ? mask : 0xffff, v + j * 64);
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        __m512i weights = broadcast_pair(p + r * p_stride);
+        UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = dot(acc[r][j], weights, pairs[j]);
+    }
+}
+
+/* Pairs i0 … i1 - 1 of the step, all of them seen by all rows; elements from d on. */
+INLINE void pv_pairs(const paged__step *step, const share *f, int32_t first_row, int32_t i0, int32_t i1,
+                     int64_t d, __mmask16 mask, const int n_rows, const int n_vecs) {
     float *o = step->o + first_row * step->o_stride + d;
-    const uint8_t *p = step->p + first_row * step->p_stride;
-    int64_t pair_bytes = step->head_dim_v * (int64_t)4;
+    const uint8_t *p = step->p + first_row * step->p_stride + i0 * 4;
+    int64_t pair_bytes = step->head_dim_v * (int64_t)4, p_stride = step->p_stride;
     __m512 acc[ROWS][8];
     UNROLL for (int r = 0; r < n_rows; r++) {
         UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = _mm512_loadu_ps(o + r * step->o_stride + j * 16);
     }
     for (int64_t i = i0; i < i1;) {
-        int64_t tile = i / (PAGED_TILE / 2), end = PAGED_MIN((tile + 1) * (PAGED_TILE / 2), (int64_t)i1);
-        int64_t offset = i % (PAGED_TILE / 2) * pair_bytes + d * 4;
-        const uint8_t *v = (const uint8_t *)step->v.at[tile] + offset,
-                      *next = (const uint8_t *)fetch[tile] + offset;
-        for (; i < end; i++, v += pair_bytes, next += pair_bytes) {
-            __m512i pairs[8];
-            UNROLL for (int j = 0; j < n_vecs; j++) {
-                pairs[j] = _mm512_maskz_loadu_epi32(j == n_vecs - 1 ? mask : 0xffff, v + j * 64);
-                _mm_prefetch((const char *)next + j * 64, _MM_HINT_T0);
-            }
-            UNROLL for (int r = 0; r < n_rows; r++) {
-                __m512i weights = broadcast_pair(p + r * step->p_stride + i * 4);
-                UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = dot(acc[r][j], weights, pairs[j]);
-            }
+        int64_t tile = i / PAIRS, end = PAGED_MIN((tile + 1) * PAIRS, (int64_t)i1);
+        const uint8_t *v = (const uint8_t *)step->v.at[tile] + i % PAIRS * pair_bytes + d * 4,
+                      *next = f->from[tile];
+        if (f->rate == 0 && end - i == PAIRS) {
+            UNROLL for (int n = 0; n < PAIRS; n++, v += pair_bytes, p += 4)
+                pv_pair(acc, p, p_stride, v, mask, n_rows, n_vecs);
+            i = end;
+        }
+        for (; i < end; i++, v += pair_bytes, p += 4) {
+            next = fetch_lines(f, next);
+            pv_pair(acc, p, p_stride, v, mask, n_rows, n_vecs);
         }
     }
     UNROLL for (int r = 0; r < n_rows; r++) {
@@ -251,38 +289,52 @@ INLINE void pv_pairs(const paged__step *step, const void *const *fetch, int32_t 
     }
 }
 
-INLINE void pv_dims(const paged__step *step, const void *const *fetch, int32_t r, int32_t i0, int32_t i1,
-                    const int n_rows) {
-    const __mmask16 all = 0xffff;
-    int32_t d = 0, dv = step->head_dim_v;
-    if (n_rows <= 3)
-        for (; d + 128 <= dv; d += 128) pv_pairs(step, fetch, r, i0, i1, d, all, n_rows, 8);
-    for (; d + 64 <= dv; d += 64) pv_pairs(step, fetch, r, i0, i1, d, all, n_rows, 4);
-    for (; d + 32 <= dv; d += 32) pv_pairs(step, fetch, r, i0, i1, d, all, n_rows, 2);
-    for (; d < dv; d += 16)
-        pv_pairs(step, fetch, r, i0, i1, d, (__mmask16)(0xffffu >> (16 - PAGED_MIN(dv - d, 16))), n_rows, 1);
+/* Vectors of the next pass, of which the last may be a part. */
+INLINE int32_t pass_vecs(int32_t n_elements, const int n_rows) {
+    if (n_rows <= 3 && n_elements >= 128) return 8;
+    return n_elements >= 64 ? 4 : n_elements >= 32 ? 2 : 1;
 }
 
-INLINE void pv_block(const paged__step *step, const void *const *fetch, int32_t r, int32_t n, int32_t i0,
-                     int32_t i1) {
+INLINE void pv_dims(const paged__step *step, int32_t block, int32_t n_blocks, int32_t r, int32_t i0,
+                    int32_t i1, const int n_rows) {
+    const __mmask16 all = 0xffff;
+    int32_t dv = step->head_dim_v, n_passes = 0, pass = block;
+    for (int32_t d = 0; d < dv; d += 16 * pass_vecs(dv - d, n_rows)) n_passes++;
+    /* Passes are numbered across blocks first, since the last block may have other passes than the first. */
+    for (int32_t d = 0, n; d < dv; d += 16 * n, pass += n_blocks) {
+        share f = share_of(step->k.next, k_tile_lines(step), pass, n_passes * n_blocks, PAIRS);
+        n = pass_vecs(dv - d, n_rows);
+        if (n_rows <= 3 && n == 8)
+            pv_pairs(step, &f, r, i0, i1, d, all, n_rows, 8);
+        else if (n == 4)
+            pv_pairs(step, &f, r, i0, i1, d, all, n_rows, 4);
+        else if (n == 2)
+            pv_pairs(step, &f, r, i0, i1, d, all, n_rows, 2);
+        else
+            pv_pairs(step, &f, r, i0, i1, d, (__mmask16)(0xffffu >> (16 - PAGED_MIN(dv - d, 16))), n_rows, 1);
+    }
+}
+
+INLINE void pv_block(const paged__step *step, int32_t block, int32_t n_blocks, int32_t r, int32_t n,
+                     int32_t i0, int32_t i1) {
     switch (n) {
     case 1:
-        pv_dims(step, fetch, r, i0, i1, 1);
+        pv_dims(step, block, n_blocks, r, i0, i1, 1);
         break;
     case 2:
-        pv_dims(step, fetch, r, i0, i1, 2);
+        pv_dims(step, block, n_blocks, r, i0, i1, 2);
         break;
     case 3:
-        pv_dims(step, fetch, r, i0, i1, 3);
+        pv_dims(step, block, n_blocks, r, i0, i1, 3);
         break;
     case 4:
-        pv_dims(step, fetch, r, i0, i1, 4);
+        pv_dims(step, block, n_blocks, r, i0, i1, 4);
         break;
     case 5:
-        pv_dims(step, fetch, r, i0, i1, 5);
+        pv_dims(step, block, n_blocks, r, i0, i1, 5);
         break;
     default:
-        pv_dims(step, fetch, r, i0, i1, 6);
+        pv_dims(step, block, n_blocks, r, i0, i1, 6);
         break;
     }
 }
@@ -296,12 +348,11 @@ static void pv_edge(const paged__step *step, int32_t r, int32_t i0, int32_t i1) 
     for (int64_t i = i0; i < i1; i++) {
         __mmask32 even = 2 * i >= seen.first && 2 * i < seen.end ? 0x55555555 : 0,
                   odd = 2 * i + 1 >= seen.first && 2 * i + 1 < seen.end ? 0xaaaaaaaa : 0;
-        const uint8_t *v = step->v.at[i / (PAGED_TILE / 2)];
+        const uint8_t *v = step->v.at[i / PAIRS];
         __m512i weights = broadcast_pair(p + i * 4);
         for (int64_t d = 0; d < dv; d += 16) {
             __mmask32 mask = dv - d >= 16 ? 0xffffffff : (1u << (2 * (dv - d))) - 1;
-            __m512i pairs =
-                _mm512_maskz_loadu_epi16(mask & (even | odd), v + (i % (PAGED_TILE / 2) * dv + d) * 4);
+            __m512i pairs = _mm512_maskz_loadu_epi16(mask & (even | odd), v + (i % PAIRS * dv + d) * 4);
             _mm512_storeu_ps(o + d, dot(_mm512_loadu_ps(o + d), weights, pairs));
         }
     }
@@ -311,18 +362,13 @@ static void pv(const paged__step *step) {
     int32_t n_blocks = (step->n_rows + ROWS - 1) / ROWS;
     for (int32_t r = 0, n, block = 0; r < step->n_rows; r += n, block++) {
         const paged__range *seen = step->seen;
-        const void *fetch[PAGED__STEP_TILES];
         n = (step->n_rows - r + n_blocks - block - 1) / (n_blocks - block);
-        for (int32_t j = 0; j < PAGED__STEP_TILES; j++) {
-            bool mine = n_blocks == 1 || (n_blocks <= 3 ? j % 2 == block : j == block);
-            fetch[j] = mine ? step->v.next[j] : step->v.at[j];
-        }
         /* The pairs that all rows see whole. */
         int32_t first = (seen[r + n - 1].first + 1) / 2, end = PAGED_MAX(seen[r].end / 2, first);
         for (int32_t i = r; i < r + n; i++)
             if (seen[i].first < 2 * first)
                 pv_edge(step, i, seen[i].first / 2, PAGED_MIN(first, (seen[i].end + 1) / 2));
-        if (first < end) pv_block(step, fetch, r, n, first, end);
+        if (first < end) pv_block(step, block, n_blocks, r, n, first, end);
         for (int32_t i = r; i < r + n; i++)
             if (seen[i].end > 2 * end) pv_edge(step, i, end, (seen[i].end + 1) / 2);
     }
@@ -334,15 +380,16 @@ const paged__type_kernels paged__avx512_bf16_bf16 = {.q_bytes = q_bytes,
                                                      .qk = qk,
                                                      .softmax = softmax,
                                                      .pv = pv,
-                                                     .pack_k = paged__pack_k_bf16,
-                                                     .pack_v = paged__pack_v_bf16,
+                                                     .pack_k = paged__pack_k_bf16_avx512,
+                                                     .pack_v = paged__pack_v_bf16_avx512,
                                                      .to_f32 = paged__to_f32_bf16_avx512,
                                                      .from_f32 = paged__from_f32_bf16_avx512};
 
 const paged__kernels paged__kernels_avx512_bf16 = {.name = "avx512_bf16",
                                                    .of = {[PAGED_TYPE_F16] = &paged__avx512_f16,
                                                           [PAGED_TYPE_F32] = &paged__avx512_f32,
-                                                          [PAGED_TYPE_BF16] = &paged__avx512_bf16_bf16},
+                                                          [PAGED_TYPE_BF16] = &paged__avx512_bf16_bf16,
+                                                          [PAGED_TYPE_I8] = &paged__avx512_vnni_i8},
                                                    .merge = paged__merge_avx512,
                                                    .divide = paged__divide_avx512,
                                                    .softcap = paged__softcap,

@@ -7,8 +7,9 @@
  * form is what the integer sums begin with. A block of 32 columns costs a token and tile 8 VPDPBUSD, one
  * conversion, one multiplication and one or two multiply-adds.
  *
- * Up to 6 tokens read the packed format as it comes from memory. For more tokens, 512 columns of the two
- * tiles are first unpacked to a panel of bytes in L1, from which all groups of 6 then read.
+ * One group of tokens reads the weights from memory as they are. For more groups the tiles are divided into
+ * equal parts of up to 512 columns, which stay in L1: few tokens read them packed, many from a panel of
+ * unpacked bytes; and while they do, the next part is brought in.
  */
 #include <immintrin.h>
 
@@ -24,7 +25,9 @@ typedef struct source {
 enum {
     TILES = 2,         /* at a time */
     PANEL_BLOCK = 640, /* quants u8[8][64], d f32[16], then m, or d of the second half, f32[16] */
-    PANEL_BLOCKS = PAGED__PANEL_COLS / PAGED__ACT_BLOCK
+    PANEL_BLOCKS = PAGED__PANEL_COLS / PAGED__ACT_BLOCK,
+    PACKED_TOKENS = 18, /* for more, unpacking pays; with high bits for more than a group */
+    AHEAD = 8192        /* bytes; one group asks for memory so much before it uses it */
 };
 
 /* ---- one block of the packed format ---- */
@@ -166,7 +169,7 @@ typedef struct task {
     int64_t n_units;           /* panel: blocks */
     const paged__act_block *x; /* of the group, at the first of the units */
     int shift;                 /* panel: log2 of zero */
-    const uint8_t *next;       /* panel: what to bring into the cache meanwhile, … */
+    const uint8_t *next;       /* weights to bring into the cache meanwhile, … */
     int64_t next_bytes;        /* … so much a block */
 } task;
 
@@ -189,22 +192,19 @@ INLINE void prefetch(const uint8_t *from, int64_t n) {
     for (int64_t i = 0; i < n; i += 64) _mm_prefetch((const char *)from + i, _MM_HINT_T0);
 }
 
-/* ---- few tokens: straight from the packed format ---- */
-
-/* Memory is asked for so much ahead of use. */
-enum { AHEAD = 4096 };
+/* ---- straight from the packed format ---- */
 
 INLINE void packed_units(const task *k, const int n_tokens, const paged__weight_type type) {
     const source from = {type, false};
     __m512 acc[TILES][PAGED__ACT_GROUP];
-    UNROLL for (int t = 0; t < n_tokens; t++) acc[0][t] = acc[1][t] = _mm512_setzero_ps();
+    load_sums(acc, k->sums, n_tokens);
     block_at at = {.unit = {k->tile, k->tile + paged__unit_bytes(type)}};
     const paged__act_block *x = k->x;
+    const uint8_t *next = k->next;
     for (int64_t u = 0; u < k->n_units; u++) {
-        const uint8_t *next = at.unit[0] + AHEAD;
-        const int64_t n_blocks = paged__unit_blocks(type), share = paged__unit_step(type) / n_blocks;
-        ROLLED for (at.b = 0; at.b < n_blocks; at.b++, x += n_tokens, next += share) {
-            prefetch(next, share);
+        ROLLED for (at.b = 0; at.b < paged__unit_blocks(type); at.b++, x += n_tokens) {
+            prefetch(next, k->next_bytes);
+            next += k->next_bytes;
             block(acc, &at, x, n_tokens, from);
         }
         at.unit[0] += paged__unit_step(type);
@@ -213,7 +213,7 @@ INLINE void packed_units(const task *k, const int n_tokens, const paged__weight_
     store_sums(k->sums, acc, n_tokens);
 }
 
-/* ---- many tokens: through a panel [blocks][TILES] ---- */
+/* ---- through a panel [blocks][TILES] ---- */
 
 INLINE void panel_blocks(const task *k, const int n_tokens, const paged__weight_type like) {
     const source from = {like, true};
@@ -222,8 +222,9 @@ INLINE void panel_blocks(const task *k, const int n_tokens, const paged__weight_
     block_at at = {.unit = {k->tile, k->tile + PANEL_BLOCK}, .shift = _mm_cvtsi32_si128(k->shift)};
     const paged__act_block *x = k->x;
     const uint8_t *next = k->next;
-    ROLLED for (int64_t b = 0; b < k->n_units; b++, x += n_tokens, next += k->next_bytes) {
+    ROLLED for (int64_t b = 0; b < k->n_units; b++, x += n_tokens) {
         prefetch(next, k->next_bytes);
+        next += k->next_bytes;
         block(acc, &at, x, n_tokens, from);
         at.unit[0] += TILES * PANEL_BLOCK;
         at.unit[1] += TILES * PANEL_BLOCK;
@@ -287,31 +288,33 @@ static const unpack_fn unpack[PAGED__N_WEIGHT_TYPES] = {FORMATS(UNPACK)};
 static const task_fn panel_plain[] = LIST(panel_blocks, Q8_0), panel_min[] = LIST(panel_blocks, Q4_1),
                      panel_halves[] = LIST(panel_blocks, Q6_K);
 
-static void sums_by_panel(float *out, const paged__matrix *w, const uint8_t *tile, int64_t n_units,
-                          const paged__act *x, int32_t token0, int32_t n_tokens) {
+/* Some columns of the two tiles: from the packed format at once, or unpacked first. */
+static void part_sums(float *out, const paged__matrix *w, const uint8_t *units, int64_t first_unit, int64_t n,
+                      const paged__act *x, int32_t token0, int32_t n_tokens) {
     _Alignas(64) uint8_t panel[PANEL_BLOCKS * TILES * PANEL_BLOCK];
-    const int64_t unit_blocks = paged__unit_blocks(w->type), most = PANEL_BLOCKS / unit_blocks;
-    const task_fn *run = w->type == PAGED__W_Q6_K  ? panel_halves
-                         : paged__has_min(w->type) ? panel_min
-                                                   : panel_plain;
-    memset(out, 0, (size_t)(n_tokens * STRIDE) * sizeof *out);
-    for (int64_t u = 0; u < n_units; u += most) {
-        const int64_t n = PAGED_MIN(most, n_units - u);
-        const uint8_t *units = tile + u * paged__unit_step(w->type);
+    const int64_t unit_blocks = paged__unit_blocks(w->type), step = paged__unit_step(w->type);
+    const task_fn *run = packed[w->type];
+    task k = {.tile = units, .n_units = n, .shift = paged__zero_shift(w->type)};
+    if (n_tokens > (paged__high_bytes(w->type) ? PAGED__ACT_GROUP : PACKED_TOKENS)) {
+        run = w->type == PAGED__W_Q6_K ? panel_halves : paged__has_min(w->type) ? panel_min : panel_plain;
         unpack[w->type](panel, units, n);
         unpack[w->type](panel + PANEL_BLOCK, units + paged__unit_bytes(w->type), n);
-        task k = {.tile = panel,
-                  .n_units = n * unit_blocks,
-                  .shift = paged__zero_shift(w->type),
-                  .next = units + n * paged__unit_step(w->type),
-                  .next_bytes = paged__unit_step(w->type) / unit_blocks};
-        for (int32_t t = 0; t < n_tokens; t += PAGED__ACT_GROUP) {
-            const int32_t width = paged__group_tokens(x, token0 + t);
-            k.sums = out + t * STRIDE;
-            k.x = paged__group_blocks(x, token0 + t) + u * unit_blocks * width;
-            run[width - 1](&k);
-            k.next_bytes = 0; /* it is there now */
-        }
+        k.tile = panel;
+        k.n_units = n * unit_blocks;
+    }
+    /* As many bytes as were used now, from a little ahead on, evenly over all groups. */
+    const int32_t size = paged__group_size(x->n_tokens), n_groups = (n_tokens + size - 1) / size;
+    k.next = units + (n_groups > 1 ? n * step : AHEAD);
+    k.next_bytes = PAGED_MAX(64, step / unit_blocks / n_groups);
+    const uint8_t *end = k.next + n * step;
+    for (int32_t t = 0; t < n_tokens;) {
+        const paged__group group = paged__group_of(x, token0 + t);
+        k.sums = out + t * STRIDE;
+        k.x = paged__group_blocks(x, group) + first_unit * unit_blocks * group.width;
+        run[group.width - 1](&k);
+        t += group.width;
+        k.next += k.next_bytes * n * unit_blocks;
+        if (k.next >= end) k.next_bytes = 0;
     }
 }
 
@@ -323,12 +326,12 @@ static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_ti
         return;
     }
     const int64_t n_units = (int64_t)w->tile_bytes / paged__unit_bytes(w->type);
-    if (n_tokens > PAGED__ACT_GROUP) {
-        sums_by_panel(out, w, tile, n_units, x, token0, n_tokens);
-        return;
-    }
-    const task k = {.sums = out, .tile = tile, .n_units = n_units, .x = paged__group_blocks(x, token0)};
-    packed[w->type][n_tokens - 1](&k);
+    const int64_t most = n_tokens > PAGED__ACT_GROUP ? PANEL_BLOCKS / paged__unit_blocks(w->type) : n_units;
+    const int64_t n_parts = (n_units + most - 1) / most, part = (n_units + n_parts - 1) / n_parts;
+    memset(out, 0, (size_t)(n_tokens * STRIDE) * sizeof *out);
+    for (int64_t u = 0; u < n_units; u += part)
+        part_sums(out, w, tile + u * paged__unit_step(w->type), u, PAGED_MIN(part, n_units - u), x, token0,
+                  n_tokens);
 }
 
 const paged__linear_kernels_table paged__linear_vnni = {

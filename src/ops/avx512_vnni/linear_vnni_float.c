@@ -90,15 +90,16 @@ void paged__vnni_float_sums(float *out, const paged__matrix *w, const uint8_t *t
     const int32_t step = n_tiles == 4 ? 4 : 1;
     memset(out, 0, (size_t)(n_tokens * stride) * sizeof *out);
     for (int64_t c = 0; c < w->n_cols; c += PAGED__PANEL_COLS)
-        for (int32_t t = 0; t < n_tokens; t += PAGED__ACT_GROUP) {
-            const int32_t width = paged__group_tokens(x, token0 + t);
+        for (int32_t t = 0, width = 0; t < n_tokens; t += width) {
+            const paged__group group = paged__group_of(x, token0 + t);
+            width = group.width;
             for (int32_t r = 0; r < n_tiles; r += step) {
                 const task k = {.sums = out + t * stride + r * 16,
                                 .stride = stride,
                                 .tile = tile + r * (int64_t)w->tile_bytes + c * column_bytes,
                                 .tile_bytes = (int64_t)w->tile_bytes,
                                 .n_cols = PAGED_MIN(PAGED__PANEL_COLS, w->n_cols - c),
-                                .x = paged__group_floats(x, token0 + t) + c * width};
+                                .x = paged__group_floats(x, group) + c * width};
                 shapes[w->type][step == 4][width - 1](&k);
             }
         }

@@ -64,10 +64,10 @@ static void softmax_row(float *p, const float *s, paged__range seen, float *l, f
         for (int32_t d = 0; d < n; d++) o[d] *= factor;
         *m = s_max;
     }
-    memset(p, 0, PAGED_ATTN_STEP * sizeof *p);
-    for (int32_t t = seen.first; t < seen.end; t++) {
-        p[t] = paged__exp2(s[t] - *m);
-        l[t % PAGED__L_LANES] += p[t];
+    for (int32_t t = 0; t < PAGED_ATTN_STEP; t++) {
+        bool is_seen = t >= seen.first && t < seen.end;
+        p[t] = is_seen ? paged__exp2(s[t] - *m) : 0;
+        if (is_seen) l[t % PAGED__L_LANES] += p[t];
     }
 }
 
@@ -184,7 +184,8 @@ const paged__kernels paged__kernels_ref = {
     .name = "ref",
     .of = {[PAGED_TYPE_F16] = &paged__ref_f16,
            [PAGED_TYPE_F32] = &paged__ref_f32,
-           [PAGED_TYPE_BF16] = &paged__ref_bf16},
+           [PAGED_TYPE_BF16] = &paged__ref_bf16,
+           [PAGED_TYPE_I8] = &paged__ref_i8},
     .merge = merge,
     .divide = divide,
     .softcap = paged__softcap,

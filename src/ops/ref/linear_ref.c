@@ -2,32 +2,33 @@
  * compute. The multiply-add must be fused, which libm does exactly even where the machine cannot. */
 #include "ops/linear_lanes.h"
 
-static void sum_block(float *sum, const paged__block *w, int r, const paged__act_block *x, bool halves,
+static void sum_block(float *sum, const paged__row_block *w, const paged__act_block *x, bool halves,
                       bool has_min) {
     for (int h = 0; h < (halves ? 2 : 1); h++) {
         const int begin = halves ? h * 16 : 0, end = halves ? begin + 16 : 32;
         int32_t dot = 0;
-        for (int j = begin; j < end; j++) dot += ((int32_t)w->u[r][j] - w->zero) * x->q[j];
-        *sum = fmaf((float)dot, w->d[h][r] * x->s, *sum);
+        for (int j = begin; j < end; j++) dot += ((int32_t)w->u[j] - w->zero) * x->q[j];
+        *sum = fmaf((float)dot, w->d[h] * x->s, *sum);
     }
-    if (has_min) *sum = fmaf(w->m[r], x->s_sum, *sum);
+    if (has_min) *sum = fmaf(w->m, x->s_sum, *sum);
 }
 
 static void tile_quantised(float *sums, int32_t stride, const paged__matrix *w, int32_t tile,
                            const paged__act *x, int32_t token0, int32_t n_tokens) {
     const bool halves = w->type == PAGED__W_Q6_K, has_min = paged__has_min(w->type);
     const int32_t unit_cols = paged__unit_blocks(w->type) * PAGED__ACT_BLOCK;
-    paged__block block;
-    for (int32_t b = 0; b < paged__round_up(w->n_cols, unit_cols) / PAGED__ACT_BLOCK; b++) {
-        paged__block_read(w, tile, b, &block);
-        for (int32_t t = 0; t < n_tokens; t++) {
-            const int32_t token = token0 + t, width = paged__group_tokens(x, token);
-            const paged__act_block *act =
-                paged__group_blocks(x, token) + (int64_t)b * width + token % PAGED__ACT_GROUP;
-            for (int r = 0; r < PAGED__ROW_TILE; r++)
-                sum_block(sums + t * stride + r, &block, r, act, halves, has_min);
+    const int32_t n_blocks = paged__round_up(w->n_cols, unit_cols) / PAGED__ACT_BLOCK;
+    paged__row_block block;
+    for (int32_t r = 0; r < PAGED__ROW_TILE; r++)
+        for (int32_t b = 0; b < n_blocks; b++) {
+            paged__row_block_read(w, tile * PAGED__ROW_TILE + r, b, &block);
+            for (int32_t t = 0; t < n_tokens; t++) {
+                const paged__group group = paged__group_of(x, token0 + t);
+                const paged__act_block *act =
+                    paged__group_blocks(x, group) + (int64_t)b * group.width + (token0 + t - group.first);
+                sum_block(sums + t * stride + r, &block, act, halves, has_min);
+            }
         }
-    }
 }
 
 static float weight(const uint8_t *tile, int64_t e, paged__weight_type type) {
@@ -45,13 +46,13 @@ static void tile_float(float *sums, int32_t stride, const paged__matrix *w, int3
                        int32_t token0, int32_t n_tokens) {
     const uint8_t *data = paged__tile_at(w, tile);
     for (int32_t t = 0; t < n_tokens; t++) {
-        const int32_t token = token0 + t, width = paged__group_tokens(x, token);
-        const float *act = paged__group_floats(x, token) + token % PAGED__ACT_GROUP;
+        const paged__group group = paged__group_of(x, token0 + t);
+        const float *act = paged__group_floats(x, group) + (token0 + t - group.first);
         for (int32_t first = 0; first < w->n_cols; first += PAGED__FLOAT_BLOCK)
             for (int r = 0; r < PAGED__ROW_TILE; r++) {
                 float part = 0;
                 for (int64_t k = first; k < PAGED_MIN(first + PAGED__FLOAT_BLOCK, w->n_cols); k++)
-                    part = fmaf(weight(data, k * 16 + r, w->type), act[k * width], part);
+                    part = fmaf(weight(data, k * 16 + r, w->type), act[k * group.width], part);
                 sums[t * stride + r] += part;
             }
     }

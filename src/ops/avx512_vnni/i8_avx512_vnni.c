@@ -1,0 +1,217 @@
+/* i8_avx512_vnni.c: the kernels of i8 (i8.h) for AVX-512 VNNI. VPDPBUSD adds, in each of 16 lanes, four
+ * products of an unsigned and a signed byte to an int32. Sums are exact, so their order is free.
+ *
+ * qk: a lane is a key, its four bytes the elements d … d + 3. K is the unsigned operand; four bytes of q come
+ *     as a broadcast memory operand. 6 rows × 4 tiles are 24 accumulators, 4 registers hold K.
+ * pv: a lane is an element of V, its four bytes the tokens of a group of four; a tile has four groups. The
+ *     weights of a tile, 4 registers a row, stay while V streams by once, from its first byte to its last.
+ *     4 rows at a time.
+ */
+#include <immintrin.h>
+
+#include "ops/i8.h"
+
+enum { QK_ROWS = 6, PV_ROWS = 4, GROUPS = 4 };
+
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 8")
+#endif
+
+/* Four bytes in each lane. */
+INLINE __m512i broadcast4(const void *bytes) {
+    int32_t four;
+    memcpy(&four, bytes, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+
+/* sum + four products in each lane. The intrinsic would do, but gcc 12 copies its accumulator to another
+ * register and back, which halves the speed of the loops below. */
+INLINE __m512i add_products(__m512i sum, __m512i unsigned_bytes, __m512i signed_bytes) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unsigned_bytes), "v"(signed_bytes));
+    return sum;
+}
+
+/* ---- scores ---- */
+
+/* Rows r … r + n - 1. */
+INLINE void qk_rows(const paged__step *step, int32_t r, const int n) {
+    const uint8_t *const at[4] = {step->k.at[0], step->k.at[1], step->k.at[2], step->k.at[3]},
+                         *const next[4] = {step->k.next[0], step->k.next[1], step->k.next[2],
+                                           step->k.next[3]};
+    const paged__i8_q *q[QK_ROWS];
+    __m512i acc[QK_ROWS][4];
+    UNROLL for (int i = 0; i < n; i++) {
+        q[i] = paged__i8_q_row(step, r + i);
+        UNROLL for (int j = 0; j < 4; j++) acc[i][j] = _mm512_set1_epi32(q[i]->bias);
+    }
+    for (int64_t d = 0; d < step->head_dim_k; d += 4) {
+        __m512i k[4];
+        UNROLL for (int j = 0; j < 4; j++) {
+            k[j] = _mm512_loadu_si512(at[j] + d * PAGED_TILE);
+            _mm_prefetch((const char *)next[j] + d * PAGED_TILE, _MM_HINT_T0);
+        }
+        UNROLL for (int i = 0; i < n; i++) {
+            __m512i four = broadcast4(q[i]->q + d);
+            UNROLL for (int j = 0; j < 4; j++) acc[i][j] = add_products(acc[i][j], k[j], four);
+        }
+    }
+    UNROLL for (int j = 0; j < 4; j++) {
+        __m512 scale = _mm512_loadu_ps(step->k.scale[j]);
+        UNROLL for (int i = 0; i < n; i++) {
+            __m512 s = _mm512_mul_ps(_mm512_cvtepi32_ps(acc[i][j]), _mm512_set1_ps(q[i]->scale));
+            _mm512_storeu_ps(step->s + (r + i) * PAGED_ATTN_STEP + j * PAGED_TILE, _mm512_mul_ps(s, scale));
+        }
+    }
+}
+
+static void qk(const paged__step *step) {
+    for (int j = 0; j < PAGED__STEP_TILES; j++) {
+        _mm_prefetch((const char *)step->k.next_scale[j], _MM_HINT_T0);
+        _mm_prefetch((const char *)step->v.next_scale[j], _MM_HINT_T0);
+    }
+    for (int32_t r = 0, n; r < step->n_rows; r += n) {
+        n = paged__next_rows(step->n_rows - r, QK_ROWS);
+        switch (n) {
+        case 1:
+            qk_rows(step, r, 1);
+            break;
+        case 2:
+            qk_rows(step, r, 2);
+            break;
+        case 3:
+            qk_rows(step, r, 3);
+            break;
+        case 4:
+            qk_rows(step, r, 4);
+            break;
+        case 5:
+            qk_rows(step, r, 5);
+            break;
+        default:
+            qk_rows(step, r, 6);
+            break;
+        }
+    }
+}
+
+/* ---- weights ---- */
+
+/* The greatest of the 16 numbers of each x[j], as bits, four times in the 128-bit lane j. For numbers ≥ 0
+ * the order of the bits is that of the numbers, and NaN is above them all. */
+INLINE __m512i top_bits(const __m512i x[4]) {
+    __m512i a =
+        _mm512_max_epu32(_mm512_shuffle_i32x4(x[0], x[1], 0x44), _mm512_shuffle_i32x4(x[0], x[1], 0xee));
+    __m512i b =
+        _mm512_max_epu32(_mm512_shuffle_i32x4(x[2], x[3], 0x44), _mm512_shuffle_i32x4(x[2], x[3], 0xee));
+    __m512i c = _mm512_max_epu32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+    c = _mm512_max_epu32(c, _mm512_shuffle_epi32(c, 0x4e));
+    return _mm512_max_epu32(c, _mm512_shuffle_epi32(c, 0xb1));
+}
+
+INLINE void weights_of_row(paged__i8_p *row, const float *p, paged__range seen, const __m512 v_scale[4]) {
+    uint64_t mask = ~(uint64_t)0 >> (PAGED_ATTN_STEP - seen.end) & ~(uint64_t)0 << seen.first;
+    __m512i bits[4];
+    UNROLL for (int j = 0; j < 4; j++) {
+        /* The scale of what the row does not see may be NaN. */
+        __m512 w =
+            _mm512_maskz_mul_ps((__mmask16)(mask >> (j * 16)), _mm512_loadu_ps(p + j * 16), v_scale[j]);
+        bits[j] = _mm512_castps_si512(w);
+    }
+    __m512 top = _mm512_castsi512_ps(top_bits(bits)), most = _mm512_set1_ps(255);
+    __m512 least = _mm512_set1_ps(PAGED__I8_P_MIN);
+    __m512 by = _mm512_maskz_div_ps(_mm512_cmp_ps_mask(top, least, _CMP_GE_OQ), most, top);
+    /* Not less than, so that NaN is kept. */
+    __m512 scale = _mm512_maskz_div_ps(_mm512_cmp_ps_mask(top, least, _CMP_NLT_UQ), top, most);
+    __m512 by_tile[4] = {_mm512_shuffle_f32x4(by, by, 0x00), _mm512_shuffle_f32x4(by, by, 0x55),
+                         _mm512_shuffle_f32x4(by, by, 0xaa), _mm512_shuffle_f32x4(by, by, 0xff)};
+    UNROLL for (int j = 0; j < 4; j++) {
+        __m512i weight = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(bits[j]), by_tile[j]));
+        _mm_storeu_si128((__m128i *)(void *)(row->weight + j * 16), _mm512_cvtepi32_epi8(weight));
+    }
+    /* Lane 0 of each 128-bit lane. */
+    _mm512_mask_compressstoreu_ps(row->scale, 0x1111, scale);
+}
+
+static void softmax(const paged__step *step) {
+    paged__i8_softmax(step, &paged__avx512_f32);
+    __m512 v_scale[4];
+    UNROLL for (int j = 0; j < 4; j++) v_scale[j] = _mm512_loadu_ps(step->v.scale[j]);
+    for (int32_t r = 0; r < step->n_rows; r++)
+        weights_of_row(paged__i8_p_row(step, r), step->s + r * PAGED_ATTN_STEP, step->seen[r], v_scale);
+}
+
+/* ---- values ---- */
+
+/* What rows r … r + n - 1 need of tile j. */
+typedef struct pv_work {
+    __m512i weight[PV_ROWS][GROUPS];
+    __m512 scale[PV_ROWS];
+    float *o[PV_ROWS];
+} pv_work;
+
+/* The elements d … d + 15 of V, of which those under the mask exist. */
+INLINE void pv_lanes(const pv_work *w, const uint8_t *v, const uint8_t *next, int64_t group_bytes, int64_t d,
+                     const int n, __mmask16 mask) {
+    __m512i sum[PV_ROWS];
+    UNROLL for (int i = 0; i < n; i++) sum[i] = _mm512_setzero_si512();
+    UNROLL for (int g = 0; g < GROUPS; g++) {
+        __m512i four = _mm512_maskz_loadu_epi32(mask, v + g * group_bytes + d * 4);
+        _mm_prefetch((const char *)next + g * group_bytes + d * 4, _MM_HINT_T0);
+        UNROLL for (int i = 0; i < n; i++) sum[i] = add_products(sum[i], w->weight[i][g], four);
+    }
+    UNROLL for (int i = 0; i < n; i++) {
+        __m512 o = _mm512_loadu_ps(w->o[i] + d);
+        _mm512_storeu_ps(w->o[i] + d, _mm512_fmadd_ps(w->scale[i], _mm512_cvtepi32_ps(sum[i]), o));
+    }
+}
+
+INLINE void pv_tile(const paged__step *step, int32_t r, int32_t j, const int n) {
+    const uint8_t *v = step->v.at[j], *next = step->v.next[j];
+    int64_t dv = step->head_dim_v, d = 0;
+    pv_work w;
+    UNROLL for (int i = 0; i < n; i++) {
+        const paged__i8_p *p = paged__i8_p_row(step, r + i);
+        w.scale[i] = _mm512_set1_ps(p->scale[j]);
+        w.o[i] = step->o + (r + i) * step->o_stride;
+        UNROLL for (int g = 0; g < GROUPS; g++) w.weight[i][g] =
+            broadcast4(p->weight + j * PAGED_TILE + g * 4);
+    }
+    for (; d + 16 <= dv; d += 16) pv_lanes(&w, v, next, dv * 4, d, n, 0xffff);
+    if (d < dv) pv_lanes(&w, v, next, dv * 4, d, n, (__mmask16)(0xffffu >> (16 - (dv - d))));
+}
+
+INLINE void pv_rows(const paged__step *step, int32_t r, const int n) {
+    int32_t first = step->seen[r].first / PAGED_TILE, last = (step->seen[r + n - 1].end - 1) / PAGED_TILE;
+    for (int32_t j = first; j <= last; j++) pv_tile(step, r, j, n);
+}
+
+/* Where the rows of a call do not see the same tiles, weights and scales of zero make up for it. */
+static void pv(const paged__step *step) {
+    for (int32_t r = 0, n; r < step->n_rows; r += n) {
+        n = paged__next_rows(step->n_rows - r, PV_ROWS);
+        switch (n) {
+        case 1:
+            pv_rows(step, r, 1);
+            break;
+        case 2:
+            pv_rows(step, r, 2);
+            break;
+        case 3:
+            pv_rows(step, r, 3);
+            break;
+        default:
+            pv_rows(step, r, 4);
+            break;
+        }
+    }
+}
+
+const paged__type_kernels paged__avx512_vnni_i8 = {.q_bytes = paged__q_bytes_i8,
+                                                   .p_bytes = PAGED__I8_P_BYTES,
+                                                   .load_q = paged__load_q_i8,
+                                                   .qk = qk,
+                                                   .softmax = softmax,
+                                                   .pv = pv};
