@@ -73,7 +73,8 @@ enum {
     PAGED_TOP_LOGPROBS_MAX = 20,
     PAGED_LOGIT_BIAS_MAX = 1024,
     PAGED_STOP_TOKENS_MAX = 64,
-    PAGED_STOPS_MAX = 16
+    PAGED_STOPS_MAX = 16,
+    PAGED_CHOICES_MAX = 128
 };
 
 typedef struct paged_request {
@@ -107,6 +108,10 @@ typedef struct paged_request {
 
     int32_t priority;    /* larger: sooner; -PAGED_PRIORITY_MAX … PAGED_PRIORITY_MAX */
     int32_t deadline_ms; /* after submission it ends with what it has, by DEADLINE; 0: none */
+    int32_t n; /* answers, 1 … PAGED_CHOICES_MAX; 0: 1. They have the ids *id … *id + n - 1, and each is read,
+                * cancelled and released as if it were alone. The prompt is computed once; its blocks are
+                * shared, and the last one is copied by whoever writes into it. Only the first has
+                * prompt_logprobs */
 } paged_request;
 
 /* Greedy, no limits, top_p 1. Call it first, then set what differs. */

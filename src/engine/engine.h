@@ -37,7 +37,13 @@
 #include "model/runner.h"
 #include "paged/engine.h"
 
-typedef enum paged__state { PAGED__FREE = 0, PAGED__WAITING, PAGED__RUNNING, PAGED__FINISHED } paged__state;
+typedef enum paged__state {
+    PAGED__FREE = 0,
+    PAGED__NEW,
+    PAGED__WAITING,
+    PAGED__RUNNING,
+    PAGED__FINISHED
+} paged__state;
 
 typedef struct paged__request {
     _Atomic uint64_t id;        /* 0: the slot is free. Read by cancel from any thread */
@@ -50,6 +56,7 @@ typedef struct paged__request {
     paged_detok stop_detok;
     int32_t stop_token; /* that ended it; -1: none */
     paged_seq seq;      /* valid while running */
+    int32_t choice;     /* of the n answers to one prompt; the first one's id is id - choice */
     int64_t rank_ns;    /* when it was submitted, less what its priority is worth */
     paged_wait wait;
     int32_t n_came_with; /* tokens that it had when it was admitted, the last time */

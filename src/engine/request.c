@@ -139,7 +139,7 @@ void paged__request_clear(paged_engine *e, paged__request *r) {
     r->read_to_end = r->awaits = false;
     r->miss = PAGED_MISS_NONE;
     r->wait = PAGED_WAIT_NONE;
-    r->n_came_with = r->n_needed = r->n_preemptions = 0;
+    r->choice = r->n_came_with = r->n_needed = r->n_preemptions = 0;
     r->submit_ns = r->start_ns = r->first_ns = r->last_ns = r->deadline_ns = 0;
 }
 
@@ -205,6 +205,8 @@ static paged_status check_request(const paged_engine *e, const paged_request *q,
     if (q->priority < -PAGED_PRIORITY_MAX || q->priority > PAGED_PRIORITY_MAX || q->deadline_ms < 0)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "priority is %d (-%d … %d), deadline_ms %d (≥ 0)",
                            q->priority, PAGED_PRIORITY_MAX, PAGED_PRIORITY_MAX, q->deadline_ms);
+    if (q->n < 1 || q->n > PAGED_CHOICES_MAX)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "n is %d; 1 … %d answers", q->n, PAGED_CHOICES_MAX);
     if (q->salt && strnlen(q->salt, SALT_MAX + 1) > SALT_MAX)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "the salt has more than %d bytes", SALT_MAX);
     if (q->n_tokens > e->n_ctx)
@@ -281,6 +283,40 @@ static void enter(paged_engine *e, paged__request *r, const paged_request *q) {
     e->stats.n_submitted++;
 }
 
+static paged_status fail_full(const paged_engine *e, const paged_request *q, paged_error *err) {
+    return paged__fail(err, PAGED_ERR_LIMIT,
+                       "%d requests wait and %d run; at most %d and %d, and this is %d more", e->n_waiting,
+                       e->n_running, e->config.max_waiting, e->config.max_running, q->n);
+}
+
+/* A slot with all that an answer to the request needs, not yet in the queue. */
+static paged_status prepare(paged_engine *e, const paged_request *request, int32_t choice, paged_error *err) {
+    paged_request q = *request;
+    paged__request *r = NULL;
+    for (int32_t i = 0; i < e->n_slots && !r; i++)
+        if (e->slots[i].state == PAGED__FREE) r = &e->slots[i];
+    if (!r) return fail_full(e, request, err);
+    r->state = PAGED__NEW;
+    r->choice = choice;
+    if (choice > 0) q.prompt_logprobs = false;
+    r->n_prompt = r->n_tokens = q.n_tokens;
+    /* The newest token needs no slot, so a prompt that fills the context still gets one token. */
+    r->max_new = e->n_ctx - q.n_tokens + 1;
+    if (q.max_tokens > 0) r->max_new = PAGED_MIN(r->max_new, q.max_tokens);
+    if (!take_memory(r, &q))
+        return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a request of %d + %d tokens", q.n_tokens,
+                           r->max_new);
+    memcpy(r->tokens, q.tokens, (size_t)q.n_tokens * sizeof *r->tokens);
+    if (q.salt) memcpy(r->salt, q.salt, strlen(q.salt) + 1);
+    return begin_text(e, r, &q, err);
+}
+
+static paged__request *find_new(const paged_engine *e, int32_t choice) {
+    int32_t i = 0;
+    while (e->slots[i].state != PAGED__NEW || e->slots[i].choice != choice) i++;
+    return &e->slots[i];
+}
+
 paged_status paged_engine_submit(paged_engine *e, const paged_request *request, uint64_t *id,
                                  paged_error *err) {
     if (!e || !request || !id)
@@ -292,33 +328,20 @@ paged_status paged_engine_submit(paged_engine *e, const paged_request *request, 
     paged_request q;
     paged_request_init(&q);
     memcpy(&q, request, request->struct_size);
+    if (q.n == 0) q.n = 1;
     paged_status s = check_request(e, &q, err);
     if (s) return s;
 
-    paged__request *r = NULL;
-    for (int32_t i = 0; i < e->n_slots && !r; i++)
-        if (e->slots[i].state == PAGED__FREE) r = &e->slots[i];
-    if (!r || e->n_waiting >= e->config.max_waiting)
-        return paged__fail(err, PAGED_ERR_LIMIT, "%d requests wait and %d run; at most %d and %d",
-                           e->n_waiting, e->n_running, e->config.max_waiting, e->config.max_running);
-    r->n_prompt = r->n_tokens = q.n_tokens;
-    /* The newest token needs no slot, so a prompt that fills the context still gets one token. */
-    r->max_new = e->n_ctx - q.n_tokens + 1;
-    if (q.max_tokens > 0) r->max_new = PAGED_MIN(r->max_new, q.max_tokens);
-    if (!take_memory(r, &q)) {
-        paged__request_clear(e, r);
-        return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a request of %d + %d tokens", q.n_tokens,
-                           r->max_new);
-    }
-    s = begin_text(e, r, &q, err);
+    const uint64_t first = e->next_id + 1;
+    if (e->n_waiting + q.n > e->config.max_waiting) return fail_full(e, &q, err);
+    for (int32_t k = 0; k < q.n && !s; k++) s = prepare(e, &q, k, err);
     if (s) {
-        paged__request_clear(e, r);
+        for (int32_t i = 0; i < e->n_slots; i++)
+            if (e->slots[i].state == PAGED__NEW) paged__request_clear(e, &e->slots[i]);
         return s;
     }
-    memcpy(r->tokens, q.tokens, (size_t)q.n_tokens * sizeof *r->tokens);
-    if (q.salt) memcpy(r->salt, q.salt, strlen(q.salt) + 1);
-    enter(e, r, &q);
-    *id = r->id;
+    for (int32_t k = 0; k < q.n; k++) enter(e, find_new(e, k), &q);
+    *id = first;
     return PAGED_OK;
 }
 

@@ -167,9 +167,19 @@ static paged_status promise(paged_engine *e, paged__request *r) {
     return s;
 }
 
+/* One of n answers, the first of which computes the prompt for all: see fork_choices(). */
+static bool waits_for_first(const paged_engine *e, const paged__request *r) {
+    const paged__request *first = r->choice ? paged__request_find(e, r->id - (uint64_t)r->choice) : NULL;
+    return first && first->state == PAGED__RUNNING && first->n_tokens == first->n_prompt;
+}
+
 static void admit(paged_engine *e) {
     while (e->n_waiting > 0 && e->n_running < e->config.max_running) {
         paged__request *r = e->waiting[0];
+        if (waits_for_first(e, r)) {
+            r->wait = PAGED_WAIT_PROMISE;
+            return;
+        }
         if (e->n_running > 0 && r->n_needed > available(e)) return;
         if (paged_seq_create(e->cache, &r->seq) != PAGED_OK) return;
         paged__request_run(e, r);

@@ -129,6 +129,7 @@ static void add_token(paged_engine *e, paged__request *r, const float *row) {
                                .tokens = r->tokens,
                                .n_prompt = r->n_prompt,
                                .n_tokens = r->n_tokens,
+                               .choice = r->choice,
                                .ban_eog = q->ignore_eos || n_new < q->min_tokens,
                                .ban_stops = n_new < q->min_tokens};
     const int32_t token = paged__sample(e->sampler, row, &how);
@@ -151,6 +152,24 @@ static void add_token(paged_engine *e, paged__request *r, const float *row) {
         paged__request_finish(e, r, PAGED_FINISH_LENGTH);
 }
 
+/* The first of n answers has computed the prompt: the others start from there, with its blocks. Those for whom
+ * there is no room now wait in the queue like everybody. */
+static void fork_choices(paged_engine *e, const paged__request *first, const float *row) {
+    for (int32_t k = 1; k < first->params.n && e->n_running < e->config.max_running; k++) {
+        paged__request *r = paged__request_find(e, first->id + (uint64_t)k);
+        paged_seq seq;
+        if (!r || r->state != PAGED__WAITING || r->start_ns) continue;
+        if (paged_seq_fork(e->cache, first->seq, &seq) != PAGED_OK) return;
+        r->seq = seq;
+        paged__request_run(e, r);
+        r->n_cached = r->n_prompt;
+        r->n_reused = r->n_prompt - 1;
+        r->blocks_used = first->blocks_used;
+        r->start_ns = paged__engine_now(e);
+        add_token(e, r, row);
+    }
+}
+
 static void take_results(paged_engine *e, const float *logits) {
     for (int32_t i = 0; i < e->n_pieces; i++) {
         const paged__piece *p = &e->pieces[i];
@@ -159,8 +178,10 @@ static void take_results(paged_engine *e, const float *logits) {
         if (r->params.prompt_logprobs && r->n_tokens == r->n_prompt) score_prompt(e, p, logits);
         r->n_cached += p->n_tokens;
         r->blocks_used = (r->n_cached + e->config.block_size - 1) / e->config.block_size;
-        if (r->n_cached == r->n_tokens)
-            add_token(e, r, logits + (size_t)(p->first_output + p->n_outputs - 1) * (size_t)e->n_vocab);
+        if (r->n_cached < r->n_tokens) continue;
+        const float *row = logits + (size_t)(p->first_output + p->n_outputs - 1) * (size_t)e->n_vocab;
+        if (r->params.n > 1 && r->choice == 0 && r->n_tokens == r->n_prompt) fork_choices(e, r, row);
+        add_token(e, r, row);
     }
 }
 

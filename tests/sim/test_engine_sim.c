@@ -129,6 +129,7 @@ static void sim_free(void *user, void *ptr) {
 
 typedef struct record {
     uint64_t id; /* 0: not submitted */
+    int32_t choice;
     paged_request params;
     int32_t tokens[N_CTX];
     int32_t want[N_NEW_MAX], n_want; /* the answer alone */
@@ -173,6 +174,7 @@ static void answer_alone(sim *s, record *r) {
                                    .tokens = tokens,
                                    .n_prompt = r->params.n_tokens,
                                    .n_tokens = n,
+                                   .choice = r->choice,
                                    .ban_eog = r->params.ignore_eos};
         const int32_t token = paged__sample(s->sampler, row, &how);
         r->want_finish = PAGED_FINISH_STOP;
@@ -205,14 +207,20 @@ static void submit(sim *s) {
     r->params.priority = below(s, 3) ? 0 : below(s, 5) - 2;
     r->params.deadline_ms = below(s, 10) ? 0 : 20 + below(s, 200);
     r->params.salt = salts[below(s, 5)];
+    r->params.n = below(s, 5) ? 0 : 1 + below(s, PAGED_MIN(4, N_REQUESTS - s->n_submitted));
     const paged_status status = paged_engine_submit(s->e, &r->params, &r->id, NULL);
     if (status) {
         CHECK(status == PAGED_ERR_LIMIT || (s->faults && status == PAGED_ERR_NO_MEMORY));
         r->id = 0;
         return;
     }
-    answer_alone(s, r);
-    s->n_submitted++;
+    for (int32_t k = 0; k < PAGED_MAX(r->params.n, 1); k++) {
+        record *one = &s->r[s->n_submitted++];
+        if (k > 0) *one = *r;
+        one->choice = k;
+        one->id = r->id + (uint64_t)k;
+        answer_alone(s, one);
+    }
 }
 
 /* The text that the answer's tokens have by themselves. */
