@@ -152,8 +152,8 @@ static void add_token(paged_engine *e, paged__request *r, const float *row) {
         paged__request_finish(e, r, PAGED_FINISH_LENGTH);
 }
 
-/* The first of n answers has computed the prompt: the others start from there, with its blocks. Those for whom
- * there is no room now wait in the queue like everybody. */
+/* The first of n answers has computed the prompt: the others start from there, with its blocks. Those for
+ * whom there is no room now wait in the queue like everybody. */
 static void fork_choices(paged_engine *e, const paged__request *first, const float *row) {
     for (int32_t k = 1; k < first->params.n && e->n_running < e->config.max_running; k++) {
         paged__request *r = paged__request_find(e, first->id + (uint64_t)k);
