@@ -106,6 +106,10 @@ static uint64_t runner_now(void *self) {
     return paged__now_ns();
 }
 
+static void runner_run(void *self, void (*fn)(void *user, int32_t ith, int32_t nth), void *user) {
+    paged__runner_run(self, fn, user);
+}
+
 /* The runner with the clock of the machine, or what the caller brought. */
 static paged_status create_backend(paged_engine *e, const paged_model_info *info, paged_error *err) {
     const paged_engine_config *c = &e->config;
@@ -123,7 +127,8 @@ static paged_status create_backend(paged_engine *e, const paged_model_info *info
     paged_status s = PAGED_OK;
     if (!e->backend.step) {
         s = paged__runner_create(e->model, &rc, &e->runner, err);
-        e->backend = (paged__backend){.self = e->runner, .step = runner_step, .now_ns = runner_now};
+        e->backend =
+            (paged__backend){.self = e->runner, .step = runner_step, .now_ns = runner_now, .run = runner_run};
     } else if (e->backend.bind) {
         s = e->backend.bind(e->backend.self, kv, err);
     }
@@ -146,9 +151,14 @@ static paged_status create_tables(paged_engine *e, paged_error *err) {
     e->shared = paged__calloc(n_run / 2 + 1, sizeof *e->shared);
     e->seqlens_k = paged__calloc(n_run, sizeof *e->seqlens_k);
     e->rows = paged__calloc(n_run, sizeof *e->rows);
-    e->sampler = paged__sampler_create(e->n_vocab, e->tok);
+    e->samplers = paged__calloc((size_t)e->config.n_threads, sizeof *e->samplers);
+    bool has_samplers = e->samplers;
+    for (int32_t i = 0; i < e->config.n_threads && has_samplers; i++) {
+        e->samplers[i] = paged__sampler_create(e->n_vocab, e->tok);
+        has_samplers = e->samplers[i];
+    }
     if (e->slots && e->waiting && e->running && e->pieces && e->step_tokens && e->positions && e->outputs &&
-        e->step_slots && e->shared && e->cu_seqlens_q && e->seqlens_k && e->rows && e->sampler)
+        e->step_slots && e->shared && e->cu_seqlens_q && e->seqlens_k && e->rows && has_samplers)
         return PAGED_OK;
     return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %d requests", e->n_slots);
 }
@@ -201,7 +211,8 @@ paged_status paged_engine_create(const paged_model *model, const paged_engine_co
 void paged_engine_free(paged_engine *e) {
     if (!e) return;
     for (int32_t i = 0; e->slots && i < e->n_slots; i++) paged__request_clear(e, &e->slots[i]);
-    paged__sampler_free(e->sampler);
+    for (int32_t i = 0; e->samplers && i < e->config.n_threads; i++) paged__sampler_free(e->samplers[i]);
+    paged__free(e->samplers);
     paged__free(e->rows);
     paged__free(e->seqlens_k);
     paged__free(e->cu_seqlens_q);

@@ -92,6 +92,7 @@ typedef struct paged__piece {
     int32_t n_tokens;     /* of request->tokens from n_cached on */
     int32_t first_output; /* index of its first output row; -1: none */
     int32_t n_outputs;
+    int32_t token; /* the next one, where the last row predicts one */
 } paged__piece;
 
 /* What computes a step and tells the time: the runner and the machine's clock, or something else in tests. */
@@ -103,6 +104,8 @@ typedef struct paged__backend {
     /* As paged__runner_step. */
     paged_status (*step)(void *self, const paged__step *step, const float **logits, paged_error *err);
     uint64_t (*now_ns)(void *self); /* never goes back, never 0 */
+    /* fn(user, ith, nth) on all threads, at most config.n_threads; NULL: there is one. */
+    void (*run)(void *self, void (*fn)(void *user, int32_t ith, int32_t nth), void *user);
 } paged__backend;
 
 struct paged_engine {
@@ -133,9 +136,10 @@ struct paged_engine {
     int64_t *step_slots;                        /* [chunk_tokens] */
     paged_shared *shared;                       /* [max_running / 2] */
     int32_t n_shared;
-    int32_t *cu_seqlens_q;     /* [max_running + 1] */
-    int32_t *seqlens_k, *rows; /* [max_running] */
-    struct paged__sampler *sampler;
+    int32_t *cu_seqlens_q;            /* [max_running + 1] */
+    int32_t *seqlens_k, *rows;        /* [max_running] */
+    struct paged__sampler **samplers; /* [n_threads] */
+    const float *logits;              /* of the step at hand */
 
     bool deterministic;
     char determinism[200];

@@ -97,13 +97,13 @@ static void lay_out(paged_engine *e, paged__step *step) {
     step->batch.tables.n_seqs = e->n_pieces;
 }
 
-static void score_prompt(const paged_engine *e, const paged__piece *p, const float *logits) {
+static void score_prompt(const paged_engine *e, const paged__piece *p) {
     paged__request *r = p->request;
     for (int32_t i = 0; i < p->n_outputs; i++) {
         const int32_t at = r->n_cached + i; /* this row predicts token at + 1 */
         if (at + 1 >= r->n_prompt) break;
         r->prompt_logprobs[at] =
-            paged__logprob(e->sampler, logits + (size_t)(p->first_output + i) * (size_t)e->n_vocab,
+            paged__logprob(e->samplers[0], e->logits + (size_t)(p->first_output + i) * (size_t)e->n_vocab,
                            r->tokens[at + 1], &r->prompt_top1[at]);
     }
 }
@@ -122,7 +122,9 @@ static bool text_goes_on(paged__request *r, int32_t token, bool armed) {
     return paged__stop_push(r->stop, bytes, (size_t)n, armed);
 }
 
-static void add_token(paged_engine *e, paged__request *r, const float *row) {
+/* The token after those that the request has, and its log-probabilities. Different requests may do this at
+ * the same time, each with a sampler of its own. */
+static int32_t choose(paged__sampler *sampler, paged__request *r, const float *row) {
     const paged_request *q = &r->params;
     const int32_t n_new = r->n_tokens - r->n_prompt, n_top = q->n_top_logprobs;
     const paged__choice how = {.params = q,
@@ -132,7 +134,18 @@ static void add_token(paged_engine *e, paged__request *r, const float *row) {
                                .choice = r->choice,
                                .ban_eog = q->ignore_eos || n_new < q->min_tokens,
                                .ban_stops = n_new < q->min_tokens};
-    const int32_t token = paged__sample(e->sampler, row, &how);
+    const int32_t token = paged__sample(sampler, row, &how);
+    if (n_top)
+        r->logprobs[n_new] =
+            paged__top_logprobs(sampler, row, token, n_top, r->top_logprobs + (ptrdiff_t)n_new * n_top);
+    else if (r->logprobs)
+        r->logprobs[n_new] = paged__logprob(sampler, row, token, NULL);
+    return token;
+}
+
+static void add_token(paged_engine *e, paged__request *r, int32_t token) {
+    const paged_request *q = &r->params;
+    const int32_t n_new = r->n_tokens - r->n_prompt;
     r->last_ns = paged__engine_now(e);
     if (!r->first_ns) r->first_ns = r->last_ns;
     if (is_stop_token(r, token) || (!q->ignore_eos && paged_token_is_eog(e->tok, token))) {
@@ -140,11 +153,6 @@ static void add_token(paged_engine *e, paged__request *r, const float *row) {
         paged__request_finish(e, r, PAGED_FINISH_STOP);
         return;
     }
-    if (n_top)
-        r->logprobs[n_new] =
-            paged__top_logprobs(e->sampler, row, token, n_top, r->top_logprobs + (ptrdiff_t)n_new * n_top);
-    else if (r->logprobs)
-        r->logprobs[n_new] = paged__logprob(e->sampler, row, token, NULL);
     r->tokens[r->n_tokens++] = token;
     if (!text_goes_on(r, token, n_new + 1 >= q->min_tokens))
         paged__request_finish(e, r, PAGED_FINISH_STOP);
@@ -166,22 +174,41 @@ static void fork_choices(paged_engine *e, const paged__request *first, const flo
         r->n_reused = r->n_prompt - 1;
         r->blocks_used = first->blocks_used;
         r->start_ns = paged__engine_now(e);
-        add_token(e, r, row);
+        add_token(e, r, choose(e->samplers[0], r, row));
     }
 }
 
-static void take_results(paged_engine *e, const float *logits) {
+/* The row that predicts the token after the request's newest one; NULL: the piece ends before that. */
+static const float *last_row(const paged_engine *e, const paged__piece *p) {
+    if (p->request->n_cached + p->n_tokens < p->request->n_tokens) return NULL;
+    return e->logits + (size_t)(p->first_output + p->n_outputs - 1) * (size_t)e->n_vocab;
+}
+
+/* Thread ith of nth chooses for every nth piece. */
+static void choose_some(void *user, int32_t ith, int32_t nth) {
+    paged_engine *e = user;
+    for (int32_t i = ith; i < e->n_pieces; i += nth) {
+        const float *row = last_row(e, &e->pieces[i]);
+        if (row) e->pieces[i].token = choose(e->samplers[ith], e->pieces[i].request, row);
+    }
+}
+
+static void take_results(paged_engine *e) {
+    if (e->n_pieces > 1 && e->backend.run)
+        e->backend.run(e->backend.self, choose_some, e);
+    else
+        choose_some(e, 0, 1);
     for (int32_t i = 0; i < e->n_pieces; i++) {
         const paged__piece *p = &e->pieces[i];
+        const float *row = last_row(e, p);
         paged__request *r = p->request;
         PAGED_ASSERT(!paged_seq_commit(e->cache, r->seq, r->tokens + r->n_cached, p->n_tokens));
-        if (r->params.prompt_logprobs && r->n_tokens == r->n_prompt) score_prompt(e, p, logits);
+        if (r->params.prompt_logprobs && r->n_tokens == r->n_prompt) score_prompt(e, p);
         r->n_cached += p->n_tokens;
         r->blocks_used = (r->n_cached + e->config.block_size - 1) / e->config.block_size;
-        if (r->n_cached < r->n_tokens) continue;
-        const float *row = logits + (size_t)(p->first_output + p->n_outputs - 1) * (size_t)e->n_vocab;
+        if (!row) continue;
         if (r->params.n > 1 && r->choice == 0 && r->n_tokens == r->n_prompt) fork_choices(e, r, row);
-        add_token(e, r, row);
+        add_token(e, r, p->token);
     }
 }
 
@@ -201,17 +228,16 @@ paged_status paged_engine_step(paged_engine *e, int32_t *n_active, paged_error *
     PAGED_ASSERT(e->n_pieces > 0 || (e->n_running == 0 && e->n_waiting == 0));
     if (e->n_pieces > 0) {
         paged__step step;
-        const float *logits = NULL;
         paged_error why = {0};
         lay_out(e, &step);
-        paged_status s = e->backend.step(e->backend.self, &step, &logits, &why);
+        paged_status s = e->backend.step(e->backend.self, &step, &e->logits, &why);
         if (s) {
             fail_pieces(e, s);
             return paged__fail(err, s, "the step failed: %s", why.message);
         }
         e->stats.n_steps++;
         e->stats.n_tokens += (uint64_t)step.n_tokens;
-        take_results(e, logits);
+        take_results(e);
     }
     if (n_active) *n_active = e->n_running + e->n_waiting;
     return PAGED_OK;

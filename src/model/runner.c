@@ -193,6 +193,10 @@ paged_status paged__runner_step(paged__runner *r, const paged__step *step, const
     return PAGED_OK;
 }
 
+void paged__runner_run(paged__runner *r, void (*fn)(void *user, int32_t ith, int32_t nth), void *user) {
+    paged__team_run(r->team, fn, user);
+}
+
 /* ---- facts ---- */
 
 size_t paged__runner_compute_bytes(const paged__runner *r) {

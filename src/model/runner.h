@@ -41,6 +41,9 @@ void paged__runner_free(paged__runner *r); /* NULL is fine */
 paged_status paged__runner_step(paged__runner *r, const paged__step *step, const float **logits,
                                 paged_error *err);
 
+/* fn(user, ith, nth) on all threads of the runner, between steps. */
+void paged__runner_run(paged__runner *r, void (*fn)(void *user, int32_t ith, int32_t nth), void *user);
+
 size_t paged__runner_compute_bytes(const paged__runner *r); /* activations and logits */
 const char *paged__runner_attn_kernels(const paged__runner *r);
 

@@ -353,7 +353,7 @@ static void make(sim *s, const paged_model *m) {
     s->n_kinds = 12 << below(s, 5);
     s->f = (fake){.now_ns = 1};
     s->f.logits = malloc((size_t)c.chunk_tokens * TINY_VOCAB * sizeof *s->f.logits);
-    const paged__backend backend = {&s->f, fake_bind, fake_step, fake_now};
+    const paged__backend backend = {&s->f, fake_bind, fake_step, fake_now, NULL};
     CHECK_EQ(paged__engine_create(m, &c, &backend, &s->e, NULL), PAGED_OK);
     s->tok = s->e->tok;
     s->sampler = paged__sampler_create(TINY_VOCAB, s->tok);
