@@ -74,8 +74,9 @@ static paged_output read_end(paged_engine *e, uint64_t id, paged_finish finish) 
 }
 
 /* One token after the other, no cache, one thread. */
-static void alone(const paged_model *m, const int32_t *tokens, int32_t n, int32_t n_new, float *logprobs) {
-    paged_engine *e = make(m, (paged_engine_config){.no_prefix_cache = true});
+static void alone(const paged_model *m, paged_type type, const int32_t *tokens, int32_t n, int32_t n_new,
+                  float *logprobs) {
+    paged_engine *e = make(m, (paged_engine_config){.no_prefix_cache = true, .kv_type = type});
     const paged_request q = request_for(tokens, n, n_new);
     uint64_t id = submit(e, &q);
     run_all(e);
@@ -139,7 +140,7 @@ static void same_bits_in_any_company(void) {
     static float want[N_NEW];
     const int32_t n_others[] = {0, 3, 7}, chunks[] = {512, 48}, threads[] = {1, 4};
     for (int i = 0; i < 8; i++) fill_prompt(tokens[i], 300, 40 + (uint64_t)i);
-    alone(m, tokens[0], 100, N_NEW, want);
+    alone(m, PAGED_TYPE_F16, tokens[0], 100, N_NEW, want);
     for (int k = 0; k < 12; k++) {
         paged_engine *e = make(m, (paged_engine_config){.max_running = 8,
                                                         .block_size = k % 3 ? 64 : 16,
@@ -193,11 +194,12 @@ static void common_beginnings_are_read_once(void) {
     enum { N = 6, LEN = 620 };
     paged_model *m = load();
     static int32_t tokens[N][LEN];
-    static float want[N][N_NEW];
+    static float want[2][N][N_NEW]; /* f16, i8 */
     for (int i = 0; i < N; i++) {
         fill_prompt(tokens[i], LEN, 70 + (uint64_t)i);
         fill_prompt(tokens[i], i < 4 ? 600 : 520, i < 4 ? 3 : 4); /* two groups */
-        alone(m, tokens[i], LEN - i, N_NEW, want[i]);
+        alone(m, PAGED_TYPE_F16, tokens[i], LEN - i, N_NEW, want[0][i]);
+        alone(m, PAGED_TYPE_I8, tokens[i], LEN - i, N_NEW, want[1][i]);
     }
     const paged_engine_config cases[] = {
         {.block_size = 16},
@@ -205,6 +207,8 @@ static void common_beginnings_are_read_once(void) {
         {.block_size = 64, .no_packed_tails = true},
         {.block_size = 128, .n_threads = 3},
         {.block_size = 40, .kv_plain = true},
+        {.block_size = 16, .kv_type = PAGED_TYPE_I8},
+        {.block_size = 64, .kv_type = PAGED_TYPE_I8},
         {.block_size = 16, .pool_bytes = pool_of(m, 16, 58)}, /* some are thrown out */
         {.block_size = 64, .pool_bytes = pool_of(m, 64, 12)},
     };
@@ -224,7 +228,7 @@ static void common_beginnings_are_read_once(void) {
         for (int i = 0; i < N; i++) {
             paged_output o = read_end(e, ids[i], PAGED_FINISH_LENGTH);
             CHECK_EQ(o.n_tokens, N_NEW);
-            CHECK(memcmp(o.logprobs, want[i], sizeof want[i]) == 0);
+            CHECK(memcmp(o.logprobs, want[config.kv_type == PAGED_TYPE_I8][i], sizeof want[0][i]) == 0);
         }
         paged_engine_get_stats(e, &stats);
         paged_engine_get_cache_stats(e, &cache);
