@@ -13,7 +13,7 @@ import pytest
 from mutants.faults import FAULTS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LONG = os.environ.get("PAGED_TEST_LONG") == "1"
+LONG = os.environ.get("PAGED_LONG") == "1"
 SAMPLE = 4
 SECONDS = 60
 CFLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-w", "-pthread"]

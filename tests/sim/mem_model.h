@@ -6,8 +6,9 @@
  * lie in is the cache's matter. What a group with a window has of a sequence follows from its length.
  * References are not counted but looked up: a page is shared if another sequence lists it. The model's
  * index is what the events say and nothing else; what a match must give follows from it by comparing
- * everything. What a position holds follows from the tokens up to it, so keys and values that were written
- * through one sequence and appear in another show every wrong sharing. */
+ * everything. When an entry was used last is known to the call; what is evicted must be a leaf, and no other
+ * one that could go may be wanted less. What a position holds follows from the tokens up to it, so keys and
+ * values that were written through one sequence and appear in another show every wrong sharing. */
 #ifndef PAGED_TESTS_SIM_MEM_MODEL_H
 #define PAGED_TESTS_SIM_MEM_MODEL_H
 
@@ -33,6 +34,7 @@ struct model_entry {
     int32_t tokens[64];
     uint32_t groups;             /* that have a block of it */
     int64_t pages[MODEL_GROUPS]; /* of those */
+    uint64_t used, maybe_used;   /* number of the check at which it was in use last, and may have been */
 };
 
 struct model_seq {
@@ -57,11 +59,16 @@ struct model {
     uint64_t n_refused, n_copies, n_packed;
     paged_seq stale; /* a handle that was freed */
     struct model_seq seqs[MODEL_SEQS];
+    int32_t promised_spaces[MODEL_SEQS]; /* of those with a promise */
     /* the index */
     struct model_seq *acting;  /* whose content is stored by the call under way */
     struct model_seq *leaving; /* freed by the call under way: what it lists may be evicted at its end */
     bool surprise;             /* an event that makes no sense; checked after the call */
-    int32_t n_entries;         /* ids lie below */
+    bool misplaced;            /* something was evicted before what is wanted less */
+    bool *failed; /* of the call under way, an allocation or an operation of the arena; NULL: they never do */
+    uint64_t salt; /* part of the namespaces */
+    uint64_t n_checks, n_evicted;
+    int32_t n_entries; /* ids lie below */
     int32_t n_pins, pins[MODEL_PINS];
     uint64_t now, n_hits, n_tails, n_moved, n_waits;
     uint64_t space_hash[MODEL_SPACES][2];
@@ -176,6 +183,34 @@ static void model_new_pages(struct model *m, struct model_seq *s, int32_t idx) {
 
 /* ---- the index, from events ---- */
 
+static bool model_held(const struct model *m, const struct model_entry *e) {
+    bool held = false;
+    for (int32_t g = 0; g < m->n_groups; g++)
+        held |= (e->groups >> g & 1) && model_listed(m, g, e->pages[g], MODEL_SEQS, m->n_pins);
+    return held;
+}
+
+static bool model_leaf(const struct model *m, int32_t id) {
+    for (int32_t i = 0; i < m->n_entries; i++)
+        if (m->entries[i].live && m->entries[i].parent == id) return false;
+    return true;
+}
+
+/* Another leaf that could have gone instead of this one, and is wanted less: of a lower priority, or of the
+ * same and used longer ago for certain. What was in use when the call began does not count. */
+static bool model_less_wanted(const struct model *m, int32_t id) {
+    const struct model_entry *e = &m->entries[id];
+    int32_t priority = m->cache->nodes[id].priority;
+    for (int32_t i = 0; i < m->n_entries; i++) {
+        const struct model_entry *other = &m->entries[i];
+        int32_t of_other = m->cache->nodes[i].priority;
+        if (i == id || !other->live || other->maybe_used >= m->n_checks || of_other > priority) continue;
+        if (of_other == priority && other->maybe_used >= e->used) continue;
+        if (model_leaf(m, i) && !model_held(m, other)) return true;
+    }
+    return false;
+}
+
 static void model_event(void *user, const paged_event *event) {
     struct model *m = user;
     int32_t id = event->entry;
@@ -200,9 +235,11 @@ static void model_event(void *user, const paged_event *event) {
         return;
     }
     if (event->kind == PAGED_EVENT_REMOVED) {
-        bad = event->groups != e->groups || event->n_tokens != e->n_tokens;
-        for (int32_t i = 0; i < m->n_entries; i++) bad |= m->entries[i].live && m->entries[i].parent == id;
-        m->surprise |= bad;
+        m->surprise |= event->groups != e->groups || event->n_tokens != e->n_tokens || !model_leaf(m, id);
+        /* Blocks of windows have an order of their own. */
+        if (m->cache->n_evicted != m->n_evicted && !model_windowed(m))
+            m->misplaced |= model_less_wanted(m, id);
+        m->n_evicted = m->cache->n_evicted;
         e->live = false;
         return;
     }
@@ -219,6 +256,8 @@ static void model_event(void *user, const paged_event *event) {
                               .depth = event->parent < 0 ? 0 : m->entries[event->parent].depth + 1,
                               .n_tokens = event->n_tokens,
                               .groups = all,
+                              .used = m->n_checks,
+                              .maybe_used = m->n_checks,
                               .space = m->acting->space};
     memcpy(e->tokens, event->tokens, (size_t)event->n_tokens * sizeof *e->tokens);
     for (int32_t g = 0; g < m->n_groups; g++) /* a sealed tail becomes a page */
@@ -239,6 +278,17 @@ static int32_t model_common(const struct model *m, int32_t id, const int32_t *to
         }
     }
     return k;
+}
+
+/* Entries that agree with a beginning of the tokens may be used by a match, whatever becomes of it. */
+static void model_use(struct model *m, int32_t space, const int32_t *tokens, int32_t n) {
+    int32_t path[MODEL_PAGES];
+    for (int32_t e = 0; e < m->n_entries; e++) {
+        struct model_entry *entry = &m->entries[e];
+        if (entry->live && entry->space == space &&
+            model_common(m, e, tokens, n, path) > entry->depth * m->block_size)
+            entry->maybe_used = m->n_checks;
+    }
 }
 
 /* Every group has what the token at position pos sees of a path that agrees so far. */
@@ -305,6 +355,7 @@ static void model_read_pins(struct model *m) {
 static void model_check_index(const struct model *m) {
     int32_t n_cached = 0, n_nodes = 0;
     CHECK(!m->surprise);
+    CHECK(!m->misplaced);
     for (int32_t e = 0; e < m->n_entries; e++) {
         const struct model_entry *entry = &m->entries[e];
         if (!entry->live) continue;
@@ -394,7 +445,7 @@ static void model_check_seq(const struct model *m, const struct model_seq *s) {
 }
 
 /* After every operation. */
-static void model_check(const struct model *m) {
+static void model_check(struct model *m) {
     paged_error err = {0};
     paged_cache_stats stats;
     int32_t n_used = 0;
@@ -410,9 +461,13 @@ static void model_check(const struct model *m) {
     for (int32_t i = 0; i < MODEL_SEQS; i++) n_live += m->seqs[i].handle != 0;
     CHECK_EQ(stats.n_seqs, n_live);
     model_check_index(m);
+    m->n_checks++;
+    for (int32_t e = 0; e < m->n_entries; e++)
+        if (m->entries[e].live && model_held(m, &m->entries[e]))
+            m->entries[e].used = m->entries[e].maybe_used = m->n_checks;
 }
 
-static void model_check_all(const struct model *m) {
+static void model_check_all(struct model *m) {
     for (int32_t i = 0; i < MODEL_SEQS; i++) {
         if (m->seqs[i].handle) model_check_seq(m, &m->seqs[i]);
     }
@@ -437,30 +492,21 @@ static void model_create(struct model *m) {
     s->space = -1;
 }
 
-/* Names that share their bytes and differ in kind. */
-static void model_space(int32_t space, paged_ns_field field[1], paged_namespace *names) {
-    field[0] = (paged_ns_field){.kind = space, .data = "x", .size_bytes = 1};
-    *names = (paged_namespace){.fields = field, .n_fields = space > 0};
+/* Names that share their bytes, and so their length, and differ in kind; with an even salt the first one is
+ * empty. Salts differ, so that some share a bucket. */
+static void model_space(const struct model *m, int32_t space, paged_ns_field field[1],
+                        paged_namespace *names) {
+    field[0] = (paged_ns_field){.kind = space + 1, .data = &m->salt, .size_bytes = sizeof m->salt};
+    *names = (paged_namespace){.fields = field, .n_fields = space > 0 || m->salt % 2};
+}
+
+/* The call under way may not have been able to do what it should: an allocation or the arena failed. */
+static bool model_failed(const struct model *m, paged_status status) {
+    return m->failed && *m->failed && (status == PAGED_ERR_NO_MEMORY || status == PAGED_ERR_IO);
 }
 
 static const paged__promise *model_promise_of(const struct model *m, const struct model_seq *s) {
     return &m->cache->promises[paged_seq_row(m->cache, s->handle)];
-}
-
-/* A promise changes nothing that the model knows. */
-static void model_promise(struct model *m, struct model_seq *s, int32_t space, const int32_t *tokens,
-                          int32_t n) {
-    paged_ns_field field[1];
-    paged_namespace names;
-    bool waits = false, promised = model_promise_of(m, s)->n_tokens > 0;
-    model_space(space, field, &names);
-    paged_status status = paged_seq_promise(m->cache, s->handle, &names, tokens, n, &waits);
-    if (n < 1 || s->len || s->reserved || s->space >= 0 || promised)
-        CHECK_EQ(status, PAGED_ERR_INVALID_ARG);
-    else
-        CHECK_EQ(status, n > m->max_seq_tokens ? PAGED_ERR_TOO_LONG : PAGED_OK);
-    if (status == PAGED_OK) CHECK_EQ(paged_seq_waits(m->cache, s->handle), waits);
-    m->n_waits += waits;
 }
 
 /* The longest common beginning with a living sequence that promised its tokens, which is copied from it. */
@@ -476,17 +522,60 @@ static int32_t model_promised(const struct model *m, int32_t space, const int32_
     return best;
 }
 
+/* Somebody else is going to compute a block more of the tokens than there is. */
+static bool model_worth_waiting(const struct model *m, const struct model_seq *s, int32_t space,
+                                const int32_t *tokens, int32_t n) {
+    int32_t least, reach = model_reusable(m, space, tokens, n - 1, &least);
+    int32_t promised = model_promised(m, space, tokens, n - 1);
+    bool worth = false;
+    reach = promised > reach ? promised : reach;
+    for (int32_t i = 0; i < MODEL_SEQS; i++) {
+        const struct model_seq *other = &m->seqs[i];
+        if (!other->handle || other == s) continue;
+        const paged__promise *promise = model_promise_of(m, other);
+        const int32_t *theirs = m->cache->seqs[promise - m->cache->promises].tokens;
+        int32_t k = 0, there = promise->n_tokens < n - 1 ? promise->n_tokens : n - 1;
+        if (!promise->n_tokens || promise->producer >= 0 || m->promised_spaces[i] != space) continue;
+        while (k < there && theirs[k] == tokens[k]) k++;
+        worth |= k >= reach + m->block_size && k > other->len;
+    }
+    return worth;
+}
+
+/* A promise changes nothing that the model knows. */
+static void model_promise(struct model *m, struct model_seq *s, int32_t space, const int32_t *tokens,
+                          int32_t n) {
+    paged_ns_field field[1];
+    paged_namespace names;
+    bool waits = false, promised = model_promise_of(m, s)->n_tokens > 0;
+    model_space(m, space, field, &names);
+    bool worth = n > 0 && model_worth_waiting(m, s, space, tokens, n);
+    paged_status status = paged_seq_promise(m->cache, s->handle, &names, tokens, n, &waits);
+    if (model_failed(m, status)) return;
+    if (n < 1 || s->len || s->reserved || s->space >= 0 || promised)
+        CHECK_EQ(status, PAGED_ERR_INVALID_ARG);
+    else
+        CHECK_EQ(status, n > m->max_seq_tokens ? PAGED_ERR_TOO_LONG : PAGED_OK);
+    if (status == PAGED_OK) CHECK_EQ(paged_seq_waits(m->cache, s->handle), waits);
+    /* Of what windows leave several entries may be found; then the cache decides. */
+    if (status == PAGED_OK && !model_windowed(m)) CHECK_EQ(waits, worth);
+    m->n_waits += waits;
+    if (status == PAGED_OK) m->promised_spaces[s - m->seqs] = space;
+}
+
 /* On an empty sequence. */
 static void model_match(struct model *m, struct model_seq *s, int32_t space, const int32_t *tokens,
                         int32_t n) {
     paged_ns_field field[1];
     paged_namespace names;
     paged_match got = {-1, -1, PAGED_MISS_NONE};
-    model_space(space, field, &names);
+    model_space(m, space, field, &names);
     int32_t least = 0, want = n > 0 ? model_reusable(m, space, tokens, n - 1, &least) : 0;
     int32_t promised = n > 0 ? model_promised(m, space, tokens, n - 1) : 0;
     want = promised > want ? promised : want;
+    if (n > 0) model_use(m, space, tokens, n - 1);
     paged_status status = paged_seq_match(m->cache, s->handle, &names, tokens, n, &got);
+    if (model_failed(m, status)) return;
     if (s->len || s->reserved || s->space >= 0 || n > m->max_seq_tokens) {
         CHECK_EQ(status, n > m->max_seq_tokens && !s->len && !s->reserved && s->space < 0
                              ? PAGED_ERR_TOO_LONG
@@ -519,16 +608,30 @@ static void model_match(struct model *m, struct model_seq *s, int32_t space, con
     if (got.n_matched == n - 1) CHECK_EQ(got.why, n < 2 ? PAGED_MISS_TOO_SHORT : PAGED_MISS_NONE);
 }
 
+/* All whole blocks of the tokens that are cached have it. */
+static void model_check_priority(const struct model *m, int32_t space, const int32_t *tokens, int32_t n,
+                                 int32_t priority) {
+    int32_t path[MODEL_PAGES];
+    for (int32_t e = 0; e < m->n_entries; e++) {
+        const struct model_entry *entry = &m->entries[e];
+        int32_t end = (entry->depth + 1) * m->block_size;
+        if (entry->live && entry->space == space && end <= n && model_common(m, e, tokens, n, path) == end)
+            CHECK_EQ(m->cache->nodes[e].priority, priority);
+    }
+}
+
 static void model_keep(struct model *m, int32_t space, const int32_t *tokens, int32_t n, int32_t priority,
                        uint64_t until) {
     paged_ns_field field[1];
     paged_namespace names;
     int32_t n_kept = -1, least, most = model_reusable(m, space, tokens, n, &least);
-    model_space(space, field, &names);
+    model_space(m, space, field, &names);
     if (until <= m->now) m->n_pins = 0; /* one may end, and what it held be evicted; they are read again */
     paged_status status = paged_prefix_keep(m->cache, &names, tokens, n, priority, until, &n_kept);
+    if (model_failed(m, status)) CHECK_EQ(n_kept, -1);
     if (status == PAGED_ERR_LIMIT) CHECK(m->cache->all_windowed && n_kept == -1);
     if (status == PAGED_OK) CHECK(model_windowed(m) ? n_kept <= most : n_kept == most);
+    if (status == PAGED_OK) model_check_priority(m, space, tokens, n, priority);
     model_read_pins(m);
 }
 
@@ -627,6 +730,7 @@ static void model_reserve(struct model *m, struct model_seq *s, int32_t n) {
     paged_status status = paged_seq_reserve(m->cache, s->handle, n);
     if (status != PAGED_OK) {
         *s = before;
+        if (model_failed(m, status)) return;
         CHECK_EQ(status, PAGED_ERR_NO_BLOCKS);
         CHECK(need.pages + need.tiles > 0);
         if (m->n_pages_max) CHECK(most > m->n_pages_max);

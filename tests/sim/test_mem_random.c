@@ -49,6 +49,7 @@ static void open_random(struct model *m, uint64_t *rand) {
         book_open(&book, config.pool_bytes, (size_t)64 << pick(rand, 8), &arena);
         config.arena = &arena;
     }
+    m->salt = paged__rand(rand);
     config.trim_after = pick(rand, 3) * 5;
     model_open(m, &config);
     if (pick(rand, 2)) paged__cache_shuffle(m->cache, *rand);
