@@ -234,8 +234,10 @@ static void remove_at(replay *r, int32_t i) {
     r->n_running--;
 }
 
-/* One token for each running request. Returns the first request that had to go, or n_requests. */
+/* One token for each running request. Returns the first request that had to go, or n_requests. Between steps
+ * tails are compacted, as the engine does. */
 static int32_t step(replay *r, int32_t next) {
+    if (r->tails) must(paged_cache_compact(r->cache, 1 << 20, true, NULL));
     for (int32_t i = 0; i < r->n_running;) {
         running *run = &r->run_list[i];
         if (run->n_done == r->requests[run->request].n_output) {

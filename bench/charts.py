@@ -13,11 +13,11 @@ INK, FAINT = "#222222", "#dddddd"
 
 
 def nice_ceiling(value):
-    """The next of 1, 2, 2.5, 5 × 10^n."""
+    """The next of 1, 1.5, 2 … × 10^n that divides into fifths that can be read."""
     if value <= 0:
         return 1
     power = 10 ** math.floor(math.log10(value))
-    return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= value * 0.999)
+    return next(step * power for step in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * power >= value * 0.999)
 
 
 def label(value):
@@ -27,6 +27,16 @@ def label(value):
 def text(x, y, content, anchor="middle", size=12, fill=INK, extra=""):
     return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{fill}"{extra}>'
             f"{html.escape(content)}</text>")
+
+
+def broken(name, width=13):
+    """The words of a name in lines of so many characters."""
+    result = [""]
+    for word in name.replace("_", " ").split():
+        if result[-1] and len(result[-1]) + 1 + len(word) > width:
+            result.append("")
+        result[-1] = f"{result[-1]} {word}".strip()
+    return result
 
 
 def frame(title, y_label, y_max, names):
@@ -57,7 +67,8 @@ def bars(title, y_label, groups, series):
     width = min(40, span * 0.8 / len(series))
     for g, group in enumerate(groups):
         middle = LEFT + span * (g + 0.5)
-        parts.append(text(middle, HEIGHT - BOTTOM + 20, group))
+        for i, line in enumerate(broken(group)):
+            parts.append(text(middle, HEIGHT - BOTTOM + 18 + 14 * i, line, size=11))
         for s, (values, color) in enumerate(zip(series.values(), COLORS)):
             if values[g] is None:
                 continue

@@ -3,8 +3,11 @@
  *     paged_engine_create -> submit … -> { step -> read … } … -> release -> paged_engine_free
  *
  * A step computes one chunk of tokens for every request that is running: prefill chunks and decode tokens
- * together. A request is admitted when the pool has the blocks that it may ever need, so that an admitted
- * request always ends.
+ * together. A request is admitted when the pool has the blocks for the tokens that it has. When those that
+ * run need more than there is, the one that ranks last gives its blocks back, waits, and goes on later where
+ * it stopped; its answer has the same bits. Rank is the time of submission, each level of priority worth
+ * PAGED_AGING_MS of it, so that nobody waits for ever; the oldest one that runs is never thrown out. Between
+ * two preemptions a request makes a token at least, and one that is alone and fills the pool ends by length.
  *
  * Keys and values of ended requests stay cached as long as there is room; a request whose prompt begins
  * with the same tokens takes them over and computes the rest. Of prompts that arrive together and begin alike
@@ -41,7 +44,14 @@ typedef struct paged_engine_config {
     int32_t n_threads;    /* 0: paged_cpu_count() */
     bool poison;          /* for tests: NaN in every slot that holds no token */
     bool no_prefix_cache; /* requests share nothing, and nothing is kept when they end */
+    bool no_packed_tails; /* last blocks are blocks also where packed tails (mem.h) are possible: block_size
+                           * 32 … 256, packed layout */
 } paged_engine_config;
+
+enum {
+    PAGED_AGING_MS = 1000, /* a level of priority is worth so much waiting */
+    PAGED_PRIORITY_MAX = 1000
+};
 
 /* Takes all memory and the largest graph. Errors: INVALID_ARG, NO_MEMORY, NO_BLOCKS (with both numbers),
  * UNSUPPORTED. The model is borrowed and must outlive the engine. */
@@ -63,7 +73,8 @@ enum {
     PAGED_TOP_LOGPROBS_MAX = 20,
     PAGED_LOGIT_BIAS_MAX = 1024,
     PAGED_STOP_TOKENS_MAX = 64,
-    PAGED_STOPS_MAX = 16
+    PAGED_STOPS_MAX = 16,
+    PAGED_CHOICES_MAX = 128
 };
 
 typedef struct paged_request {
@@ -94,6 +105,13 @@ typedef struct paged_request {
     int32_t n_stop;
     const int32_t *stop_tokens; /* [n_stop_tokens] end the answer, also with ignore_eos; copied */
     int32_t n_stop_tokens;
+
+    int32_t priority;    /* larger: sooner; -PAGED_PRIORITY_MAX … PAGED_PRIORITY_MAX */
+    int32_t deadline_ms; /* after submission it ends with what it has, by DEADLINE; 0: none */
+    int32_t n; /* answers, 1 … PAGED_CHOICES_MAX; 0: 1. They have the ids *id … *id + n - 1, and each is read,
+                * cancelled and released as if it were alone. The prompt is computed once; its blocks are
+                * shared, and the last one is copied by whoever writes into it. Only the first has
+                * prompt_logprobs */
 } paged_request;
 
 /* Greedy, no limits, top_p 1. Call it first, then set what differs. */
@@ -112,12 +130,26 @@ PAGED_API paged_status paged_engine_step(paged_engine *engine, int32_t *n_active
 typedef enum paged_finish {
     PAGED_FINISH_NONE = 0, /* waits or runs */
     PAGED_FINISH_STOP,     /* a token that ends the generation */
-    PAGED_FINISH_LENGTH,   /* max_tokens or the context */
+    PAGED_FINISH_LENGTH,   /* max_tokens, the context, or all of the pool */
     PAGED_FINISH_CANCELLED,
-    PAGED_FINISH_ERROR
+    PAGED_FINISH_ERROR,
+    PAGED_FINISH_DEADLINE,
+    PAGED_FINISH_KINDS
 } paged_finish;
 
 PAGED_API const char *paged_finish_name(paged_finish finish); /* "stop", "length" … */
+
+/* Why a request has no part in the steps. */
+typedef enum paged_wait {
+    PAGED_WAIT_NONE = 0,  /* it runs, or has ended */
+    PAGED_WAIT_QUEUE,     /* others come before it */
+    PAGED_WAIT_BLOCKS,    /* the pool has too few blocks for it */
+    PAGED_WAIT_PROMISE,   /* another one computes what it needs */
+    PAGED_WAIT_PREEMPTED, /* it ran, and gave its blocks to others */
+    PAGED_WAIT_KINDS
+} paged_wait;
+
+PAGED_API const char *paged_wait_name(paged_wait wait); /* "queue", "blocks" …; static */
 
 /* What is new since the last read; borrowed until the next call on this engine. Text is whole UTF-8
  * characters; what may be the beginning of a stop string is held back until that is decided. Tokens are not
@@ -143,6 +175,8 @@ typedef struct paged_output {
         decode_ms; /* waiting; first step to first token; first token to now or end */
     paged_miss
         miss; /* why not more of the prompt was found in the cache; NONE also before it was looked up */
+    paged_wait wait;
+    int32_t n_preemptions;
 } paged_output;
 
 PAGED_API paged_status paged_engine_read(paged_engine *engine, uint64_t id,
@@ -168,12 +202,26 @@ typedef struct paged_engine_info {
     const char *linear_kernels; /* "avx512_vnni, packed q8_0, q4_1": kernels, layout, types */
     size_t weight_bytes, pool_bytes, compute_bytes, kv_bytes_per_token;
     int32_t n_blocks;
+    bool packed_tails;
     bool deterministic;    /* every weight type passed the self-test of products */
     char determinism[200]; /* "q4_1: yes, q8_0: yes" */
 } paged_engine_info;
 
 PAGED_API void paged_engine_get_info(const paged_engine *engine, paged_engine_info *out);
 PAGED_API void paged_engine_get_cache_stats(const paged_engine *engine, paged_cache_stats *out);
+
+typedef struct paged_engine_stats {
+    int32_t n_running, n_waiting;     /* now; those that wait for a promise run */
+    int32_t n_wait[PAGED_WAIT_KINDS]; /* of both, now, by reason */
+    uint64_t n_steps, n_tokens;       /* since create: steps that computed, rows of them */
+    uint64_t n_submitted, n_preemptions;
+    uint64_t n_finished[PAGED_FINISH_KINDS];
+    uint64_t n_cascade_steps, n_cascade_rows; /* steps in which a common beginning was read once for several
+                                               * requests; rows that this served */
+    uint64_t n_stalls;                        /* tokens put off by a step because nobody could give a block */
+} paged_engine_stats;
+
+PAGED_API void paged_engine_get_stats(const paged_engine *engine, paged_engine_stats *out);
 PAGED_API paged_status paged_engine_check(const paged_engine *engine,
                                           paged_error *err); /* paged_cache_check of its cache */
 

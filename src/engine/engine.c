@@ -7,7 +7,8 @@ enum {
     DEFAULT_WAITING = 64,
     RUNNING_MAX = 4096,
     CHUNK_MAX = 1 << 16,
-    THREADS_MAX = 256
+    THREADS_MAX = 256,
+    WATERMARK = 100 /* one block of so many */
 };
 
 static paged_status fill_defaults(const paged_model_info *info, paged_engine_config *c, paged_error *err) {
@@ -62,8 +63,12 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
                                       .layout = c->kv_plain ? PAGED_LAYOUT_PLAIN : PAGED_LAYOUT_PACKED};
     const size_t block_bytes = paged_block_bytes(&group, c->block_size);
     const int64_t blocks_each = (c->n_ctx + c->block_size - 1) / c->block_size;
+    e->packed_tails = !c->no_packed_tails && !c->kv_plain && c->block_size >= 32 && c->block_size <= 256;
+    /* A packed tail that is full is copied to a block before its tiles are free. */
+    const int64_t n_spare = e->packed_tails;
     if (c->pool_bytes == 0 &&
-        (!block_bytes || !paged__mul(block_bytes, (size_t)(blocks_each * c->max_running), &c->pool_bytes)))
+        (!block_bytes ||
+         !paged__mul(block_bytes, (size_t)(blocks_each * c->max_running + n_spare), &c->pool_bytes)))
         return paged__fail(err, PAGED_ERR_NO_MEMORY,
                            "the pool for %d requests of %d tokens is larger than the address space",
                            c->max_running, c->n_ctx);
@@ -71,7 +76,8 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
         return paged__fail(err, PAGED_ERR_NO_BLOCKS,
                            "a pool of %zu bytes holds no block; one block of %d tokens needs %zu",
                            c->pool_bytes, c->block_size, block_bytes);
-    e->n_ctx = (int32_t)PAGED_MIN((int64_t)c->n_ctx, (int64_t)(c->pool_bytes / block_bytes) * c->block_size);
+    const int64_t n_slots = (int64_t)(c->pool_bytes / block_bytes) * c->block_size;
+    e->n_ctx = (int32_t)PAGED_MIN((int64_t)c->n_ctx, n_slots - n_spare);
     const paged_cache_config cc = {.struct_size = sizeof cc,
                                    .groups = &group,
                                    .n_groups = 1,
@@ -79,12 +85,33 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
                                    .pool_bytes = c->pool_bytes,
                                    .max_seqs = c->max_running,
                                    .max_seq_tokens = e->n_ctx,
+                                   .packed_tails = e->packed_tails,
                                    .trim_after = 10 * 1000000000ull, /* ns, as of paged__now_ns() */
                                    .poison = c->poison};
-    return paged_cache_create(&cc, &e->cache, err);
+    paged_status s = paged_cache_create(&cc, &e->cache, err);
+    paged_cache_stats stats;
+    if (s) return s;
+    paged_cache_get_stats(e->cache, &stats);
+    e->n_blocks = stats.n_blocks;
+    e->watermark = (stats.n_blocks + WATERMARK - 1) / WATERMARK;
+    return PAGED_OK;
 }
 
-static paged_status create_runner(paged_engine *e, const paged_model_info *info, paged_error *err) {
+static paged_status runner_step(void *self, const paged__step *step, const float **logits, paged_error *err) {
+    return paged__runner_step(self, step, logits, err);
+}
+
+static uint64_t runner_now(void *self) {
+    (void)self;
+    return paged__now_ns();
+}
+
+static void runner_run(void *self, void (*fn)(void *user, int32_t ith, int32_t nth), void *user) {
+    paged__runner_run(self, fn, user);
+}
+
+/* The runner with the clock of the machine, or what the caller brought. */
+static paged_status create_backend(paged_engine *e, const paged_model_info *info, paged_error *err) {
     const paged_engine_config *c = &e->config;
     paged_kv *kv = paged__calloc((size_t)info->n_layers, sizeof *kv);
     if (!kv) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %d layers", info->n_layers);
@@ -94,9 +121,17 @@ static paged_status create_runner(paged_engine *e, const paged_model_info *info,
                                      .max_seqs = c->max_running,
                                      .max_outputs = c->chunk_tokens,
                                      .max_k = e->n_ctx,
+                                     .max_shared_q = c->max_running > 1 ? c->max_running : 0,
                                      .n_threads = c->n_threads,
                                      .kv = kv};
-    paged_status s = paged__runner_create(e->model, &rc, &e->runner, err);
+    paged_status s = PAGED_OK;
+    if (!e->backend.step) {
+        s = paged__runner_create(e->model, &rc, &e->runner, err);
+        e->backend =
+            (paged__backend){.self = e->runner, .step = runner_step, .now_ns = runner_now, .run = runner_run};
+    } else if (e->backend.bind) {
+        s = e->backend.bind(e->backend.self, kv, err);
+    }
     paged__free(kv);
     return s;
 }
@@ -113,11 +148,17 @@ static paged_status create_tables(paged_engine *e, paged_error *err) {
     e->outputs = paged__calloc(n, sizeof *e->outputs);
     e->step_slots = paged__calloc(n, sizeof *e->step_slots);
     e->cu_seqlens_q = paged__calloc(n_run + 1, sizeof *e->cu_seqlens_q);
+    e->shared = paged__calloc(n_run / 2 + 1, sizeof *e->shared);
     e->seqlens_k = paged__calloc(n_run, sizeof *e->seqlens_k);
     e->rows = paged__calloc(n_run, sizeof *e->rows);
-    e->sampler = paged__sampler_create(e->n_vocab, e->tok);
+    e->samplers = paged__calloc((size_t)e->config.n_threads, sizeof *e->samplers);
+    bool has_samplers = e->samplers;
+    for (int32_t i = 0; i < e->config.n_threads && has_samplers; i++) {
+        e->samplers[i] = paged__sampler_create(e->n_vocab, e->tok);
+        has_samplers = e->samplers[i];
+    }
     if (e->slots && e->waiting && e->running && e->pieces && e->step_tokens && e->positions && e->outputs &&
-        e->step_slots && e->cu_seqlens_q && e->seqlens_k && e->rows && e->sampler)
+        e->step_slots && e->shared && e->cu_seqlens_q && e->seqlens_k && e->rows && has_samplers)
         return PAGED_OK;
     return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %d requests", e->n_slots);
 }
@@ -134,24 +175,25 @@ static paged_status create(paged_engine *e, const paged_engine_config *config, p
     e->n_vocab = info.n_vocab;
     set_fingerprint(e, &info);
     e->tok = paged_model_tokenizer(e->model);
-    if (e->model->vocab_only)
+    if (e->model->vocab_only && !e->backend.step)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "the model was loaded with vocab_only");
     paged_status s = fill_defaults(&info, &e->config, err);
     if (!s) s = create_cache(e, &info, err);
-    if (!s) s = create_runner(e, &info, err);
+    if (!s) s = create_backend(e, &info, err);
     if (!s) s = create_tables(e, err);
-    if (!s)
+    if (!s && e->runner)
         s = paged__model_self_test(e->model, e->config.n_threads, &e->deterministic, e->determinism,
                                    sizeof e->determinism, err);
     return s;
 }
 
-paged_status paged_engine_create(const paged_model *model, const paged_engine_config *config,
-                                 paged_engine **out, paged_error *err) {
+paged_status paged__engine_create(const paged_model *model, const paged_engine_config *config,
+                                  const paged__backend *backend, paged_engine **out, paged_error *err) {
     if (!model || !out) return paged__fail(err, PAGED_ERR_INVALID_ARG, "%s is NULL", model ? "out" : "model");
     paged_engine *e = paged__calloc(1, sizeof *e);
     if (!e) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for an engine");
     e->model = model;
+    if (backend) e->backend = *backend;
     paged_status s = create(e, config, err);
     if (s) {
         paged_engine_free(e);
@@ -161,13 +203,20 @@ paged_status paged_engine_create(const paged_model *model, const paged_engine_co
     return PAGED_OK;
 }
 
+paged_status paged_engine_create(const paged_model *model, const paged_engine_config *config,
+                                 paged_engine **out, paged_error *err) {
+    return paged__engine_create(model, config, NULL, out, err);
+}
+
 void paged_engine_free(paged_engine *e) {
     if (!e) return;
     for (int32_t i = 0; e->slots && i < e->n_slots; i++) paged__request_clear(e, &e->slots[i]);
-    paged__sampler_free(e->sampler);
+    for (int32_t i = 0; e->samplers && i < e->config.n_threads; i++) paged__sampler_free(e->samplers[i]);
+    paged__free(e->samplers);
     paged__free(e->rows);
     paged__free(e->seqlens_k);
     paged__free(e->cu_seqlens_q);
+    paged__free(e->shared);
     paged__free(e->step_slots);
     paged__free(e->outputs);
     paged__free(e->positions);
@@ -194,13 +243,14 @@ void paged_engine_get_info(const paged_engine *e, paged_engine_info *out) {
         .max_running = e->config.max_running,
         .kv_type = e->config.kv_type,
         .kv_layout = e->config.kv_plain ? PAGED_LAYOUT_PLAIN : PAGED_LAYOUT_PACKED,
-        .attn_kernels = paged__runner_attn_kernels(e->runner),
+        .attn_kernels = e->runner ? paged__runner_attn_kernels(e->runner) : "none",
         .linear_kernels = info.linear_kernels,
         .weight_bytes = info.weight_bytes,
         .pool_bytes = e->config.pool_bytes,
-        .compute_bytes = paged__runner_compute_bytes(e->runner),
+        .compute_bytes = e->runner ? paged__runner_compute_bytes(e->runner) : 0,
         .kv_bytes_per_token = stats.block_bytes / (size_t)e->config.block_size,
         .n_blocks = stats.n_blocks,
+        .packed_tails = e->packed_tails,
         .deterministic = e->deterministic,
     };
     memcpy(out->determinism, e->determinism, sizeof out->determinism);
@@ -208,6 +258,14 @@ void paged_engine_get_info(const paged_engine *e, paged_engine_info *out) {
 
 void paged_engine_get_cache_stats(const paged_engine *e, paged_cache_stats *out) {
     paged_cache_get_stats(e->cache, out);
+}
+
+void paged_engine_get_stats(const paged_engine *e, paged_engine_stats *out) {
+    *out = e->stats;
+    out->n_running = e->n_running;
+    out->n_waiting = e->n_waiting;
+    for (int32_t i = 0; i < e->n_running; i++) out->n_wait[e->running[i]->wait]++;
+    for (int32_t i = 0; i < e->n_waiting; i++) out->n_wait[e->waiting[i]->wait]++;
 }
 
 paged_status paged_engine_check(const paged_engine *e, paged_error *err) {

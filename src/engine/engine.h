@@ -8,15 +8,20 @@
  *   stop.c        stop strings in the text of an answer
  *   engine.c      create, free, facts
  *
+ *              ┌──preempt──┐
+ *              ▼           │
  *   waiting ──admit──> running ──ends──> finished ──release──> free
  *
- * A request is admitted when the free and cached blocks, less those promised to the requests that run, cover
- * all it may ever need. So a running request never lacks a block, and the oldest waiting one always comes
- * next.
+ * Both lists are kept by rank (rank_ns), best first. A request is admitted when the pool has the blocks for
+ * all tokens that it has and does not find cached; it takes them at once. So it lacks nothing until it has
+ * made its next token, and only a request that decodes may lack a block. scheduler.c says who gives one then.
  *
- * An admitted request takes over what is cached of its prompt (n_reused tokens) and goes on behind it. If
- * another one that runs is about to compute more of it, it waits for that first, among the running ones: it
- * has a row of the cache, no blocks and no part in steps, and the room that it will need is kept for it.
+ * An admitted request takes over what is cached of its tokens (of the prompt: n_reused) and goes on behind
+ * it. If another one that runs is about to compute more of it, it waits for that first, among the running
+ * ones: it has a row of the cache, no blocks and no part in steps.
+ *
+ * A preempted request keeps its tokens and frees its sequence. Its blocks stay cached until their room is
+ * needed, and what is gone by the time it comes back is computed again, with the same bits.
  *
  * What lies in the cache: the tokens of a request but the newest one, whose key and value are written by the
  * step that computes the next. n_cached counts them; tokens[n_cached …] are what a step has to compute.
@@ -32,7 +37,13 @@
 #include "model/runner.h"
 #include "paged/engine.h"
 
-typedef enum paged__state { PAGED__FREE = 0, PAGED__WAITING, PAGED__RUNNING, PAGED__FINISHED } paged__state;
+typedef enum paged__state {
+    PAGED__FREE = 0,
+    PAGED__NEW,
+    PAGED__WAITING,
+    PAGED__RUNNING,
+    PAGED__FINISHED
+} paged__state;
 
 typedef struct paged__request {
     _Atomic uint64_t id;        /* 0: the slot is free. Read by cancel from any thread */
@@ -45,8 +56,14 @@ typedef struct paged__request {
     paged_detok stop_detok;
     int32_t stop_token; /* that ended it; -1: none */
     paged_seq seq;      /* valid while running */
-    bool awaits;        /* runs, and waits for what another one computes */
-    paged_miss miss;    /* why no more was reused */
+    int32_t choice;     /* of the n answers to one prompt; the first one's id is id - choice */
+    int64_t rank_ns;    /* when it was submitted, less what its priority is worth */
+    paged_wait wait;
+    int32_t n_came_with; /* tokens that it had when it was admitted, the last time */
+    int32_t n_needed;    /* blocks that there have to be before it is worth another try; 0: not known */
+    int32_t n_preemptions;
+    bool awaits;     /* runs, and waits for what another one computes */
+    paged_miss miss; /* why no more was reused */
 
     int32_t *tokens; /* [n_prompt + max_new] prompt, then what was generated; owned */
     int32_t n_prompt, max_new, n_tokens, n_cached;
@@ -66,6 +83,7 @@ typedef struct paged__request {
     int64_t n_shown;                         /* bytes that all reads gave out */
 
     uint64_t submit_ns, start_ns, first_ns, last_ns; /* submitted, first step, first token, latest token */
+    uint64_t deadline_ns;                            /* 0: none */
 } paged__request;
 
 /* A piece of a request in a step. */
@@ -74,7 +92,21 @@ typedef struct paged__piece {
     int32_t n_tokens;     /* of request->tokens from n_cached on */
     int32_t first_output; /* index of its first output row; -1: none */
     int32_t n_outputs;
+    int32_t token; /* the next one, where the last row predicts one */
 } paged__piece;
+
+/* What computes a step and tells the time: the runner and the machine's clock, or something else in tests. */
+typedef struct paged__backend {
+    void *self; /* borrowed */
+    /* Once, before anything else. kv: [n_layers] where keys and values lie; what they point to lives as long
+     * as the engine. */
+    paged_status (*bind)(void *self, const paged_kv *kv, paged_error *err);
+    /* As paged__runner_step. */
+    paged_status (*step)(void *self, const paged__step *step, const float **logits, paged_error *err);
+    uint64_t (*now_ns)(void *self); /* never goes back, never 0 */
+    /* fn(user, ith, nth) on all threads, at most config.n_threads; NULL: there is one. */
+    void (*run)(void *self, void (*fn)(void *user, int32_t ith, int32_t nth), void *user);
+} paged__backend;
 
 struct paged_engine {
     const paged_model *model;
@@ -82,13 +114,18 @@ struct paged_engine {
     paged_engine_config config; /* all defaults filled in */
     int32_t n_ctx, n_vocab;
     paged_cache *cache;
-    paged__runner *runner;
+    paged__backend backend;
+    paged__runner *runner; /* NULL: the backend is not ours */
 
     paged__request *slots; /* [n_slots] */
     int32_t n_slots;
-    paged__request **waiting; /* [n_slots] oldest first */
-    paged__request **running; /* [max_running] oldest first */
+    paged__request **waiting; /* [n_slots] best rank first */
+    paged__request **running; /* [max_running] best rank first */
     int32_t n_waiting, n_running;
+    bool packed_tails;
+    int32_t n_blocks;
+    int32_t watermark;        /* blocks that an admission leaves to those that run */
+    paged_engine_stats stats; /* what is counted since create */
     uint64_t next_id;
     uint64_t fingerprint[2]; /* of the model: its names and sizes, not its weights; the cache has one model */
 
@@ -97,23 +134,38 @@ struct paged_engine {
     int32_t n_pieces;
     int32_t *step_tokens, *positions, *outputs; /* [chunk_tokens] */
     int64_t *step_slots;                        /* [chunk_tokens] */
-    int32_t *cu_seqlens_q;                      /* [max_running + 1] */
-    int32_t *seqlens_k, *rows;                  /* [max_running] */
-    struct paged__sampler *sampler;
+    paged_shared *shared;                       /* [max_running / 2] */
+    int32_t n_shared;
+    int32_t *cu_seqlens_q;            /* [max_running + 1] */
+    int32_t *seqlens_k, *rows;        /* [max_running] */
+    struct paged__sampler **samplers; /* [n_threads] */
+    const float *logits;              /* of the step at hand */
 
     bool deterministic;
     char determinism[200];
 };
+
+/* engine.c: with a backend of the caller's, or NULL. Only the model's vocabulary and shape are used then. */
+paged_status paged__engine_create(const paged_model *model, const paged_engine_config *config,
+                                  const paged__backend *backend, paged_engine **out, paged_error *err);
 
 /* request.c */
 paged__request *paged__request_find(const paged_engine *e, uint64_t id); /* NULL: unknown */
 void paged__request_finish(paged_engine *e, paged__request *r,
                            paged_finish finish);               /* gives its blocks back */
 void paged__request_clear(paged_engine *e, paged__request *r); /* back to a free slot */
+void paged__request_wait(paged_engine *e, paged__request *r,
+                         paged_wait why);                    /* into the queue, from where it was */
+void paged__request_run(paged_engine *e, paged__request *r); /* out of the queue; it has a sequence */
 
 /* scheduler.c */
-void paged__schedule(paged_engine *e); /* admits, then fills e->pieces within the token budget */
-void paged__drop_cancelled(paged_engine *e);
+void paged__drop_ended(paged_engine *e); /* those that were cancelled or whose time is over */
+/* Who takes part in the next step: e->pieces, all of them with their slots reserved. Admits and preempts. */
+void paged__schedule(paged_engine *e);
+
+static inline uint64_t paged__engine_now(const paged_engine *e) {
+    return e->backend.now_ns(e->backend.self);
+}
 
 /* sampler.c: randomness is a function of (seed, choice, position), so that a request repeats whatever runs
  * beside it, and so do its forks. */

@@ -22,8 +22,21 @@ const char *paged_finish_name(paged_finish finish) {
         return "cancelled";
     case PAGED_FINISH_ERROR:
         return "error";
+    case PAGED_FINISH_DEADLINE:
+        return "deadline";
+    case PAGED_FINISH_KINDS:
+        break;
     }
     return "unknown";
+}
+
+const char *paged_wait_name(paged_wait wait) {
+    static const char *const names[PAGED_WAIT_KINDS] = {
+        [PAGED_WAIT_NONE] = "none",           [PAGED_WAIT_QUEUE] = "queue",
+        [PAGED_WAIT_BLOCKS] = "blocks",       [PAGED_WAIT_PROMISE] = "promise",
+        [PAGED_WAIT_PREEMPTED] = "preempted",
+    };
+    return wait >= 0 && wait < PAGED_WAIT_KINDS ? names[wait] : "unknown";
 }
 
 paged__request *paged__request_find(const paged_engine *e, uint64_t id) {
@@ -31,6 +44,8 @@ paged__request *paged__request_find(const paged_engine *e, uint64_t id) {
         if (e->slots[i].id == id) return &e->slots[i];
     return NULL;
 }
+
+/* ---- the two lists ---- */
 
 static void remove_from(paged__request **list, int32_t *n, const paged__request *r) {
     int32_t i = 0;
@@ -40,14 +55,46 @@ static void remove_from(paged__request **list, int32_t *n, const paged__request 
     for (; i < *n; i++) list[i] = list[i + 1];
 }
 
-void paged__request_finish(paged_engine *e, paged__request *r, paged_finish finish) {
+static bool ranks_before(const paged__request *a, const paged__request *b) {
+    return a->rank_ns != b->rank_ns ? a->rank_ns < b->rank_ns : a->id < b->id;
+}
+
+static void insert_into(paged__request **list, int32_t *n, paged__request *r) {
+    int32_t i = (*n)++;
+    for (; i > 0 && ranks_before(r, list[i - 1]); i--) list[i] = list[i - 1];
+    list[i] = r;
+}
+
+/* Out of its list, and out of the cache, where what it computed stays as long as there is room. */
+static void leave(paged_engine *e, paged__request *r) {
     if (r->state == PAGED__RUNNING) {
         remove_from(e->running, &e->n_running, r);
         PAGED_ASSERT(paged_seq_free(e->cache, r->seq) == PAGED_OK);
         r->seq = 0;
-    } else {
+        r->awaits = false;
+    } else if (r->state == PAGED__WAITING) {
         remove_from(e->waiting, &e->n_waiting, r);
     }
+}
+
+void paged__request_wait(paged_engine *e, paged__request *r, paged_wait why) {
+    leave(e, r);
+    r->state = PAGED__WAITING;
+    r->wait = why;
+    r->n_cached = r->blocks_used = 0;
+    insert_into(e->waiting, &e->n_waiting, r);
+}
+
+void paged__request_run(paged_engine *e, paged__request *r) {
+    remove_from(e->waiting, &e->n_waiting, r);
+    r->state = PAGED__RUNNING;
+    r->wait = PAGED_WAIT_NONE;
+    r->n_came_with = r->n_tokens;
+    insert_into(e->running, &e->n_running, r);
+}
+
+void paged__request_finish(paged_engine *e, paged__request *r, paged_finish finish) {
+    leave(e, r);
     if (r->stop && r->stop->found < 0) { /* what was held back is text after all */
         char bytes[PAGED_DETOK_MAX];
         const int32_t n = paged_detok_finish(&r->stop_detok, bytes);
@@ -55,8 +102,10 @@ void paged__request_finish(paged_engine *e, paged__request *r, paged_finish fini
         paged__stop_finish(r->stop);
     }
     r->state = PAGED__FINISHED;
+    r->wait = PAGED_WAIT_NONE;
     r->finish = finish;
-    r->last_ns = paged__now_ns();
+    r->last_ns = paged__engine_now(e);
+    e->stats.n_finished[finish]++;
 }
 
 void paged__request_clear(paged_engine *e, paged__request *r) {
@@ -89,7 +138,9 @@ void paged__request_clear(paged_engine *e, paged__request *r) {
     r->n_prompt = r->max_new = r->n_tokens = r->n_cached = r->n_read = r->n_reused = r->blocks_used = 0;
     r->read_to_end = r->awaits = false;
     r->miss = PAGED_MISS_NONE;
-    r->submit_ns = r->start_ns = r->first_ns = r->last_ns = 0;
+    r->wait = PAGED_WAIT_NONE;
+    r->choice = r->n_came_with = r->n_needed = r->n_preemptions = 0;
+    r->submit_ns = r->start_ns = r->first_ns = r->last_ns = r->deadline_ns = 0;
 }
 
 static paged_status check_sampling(const paged_engine *e, const paged_request *q, paged_error *err) {
@@ -151,6 +202,11 @@ static paged_status check_request(const paged_engine *e, const paged_request *q,
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "max_tokens is %d, less than 0", q->max_tokens);
     paged_status s = check_sampling(e, q, err);
     if (s) return s;
+    if (q->priority < -PAGED_PRIORITY_MAX || q->priority > PAGED_PRIORITY_MAX || q->deadline_ms < 0)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "priority is %d (-%d … %d), deadline_ms %d (≥ 0)",
+                           q->priority, PAGED_PRIORITY_MAX, PAGED_PRIORITY_MAX, q->deadline_ms);
+    if (q->n < 1 || q->n > PAGED_CHOICES_MAX)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "n is %d; 1 … %d answers", q->n, PAGED_CHOICES_MAX);
     if (q->salt && strnlen(q->salt, SALT_MAX + 1) > SALT_MAX)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "the salt has more than %d bytes", SALT_MAX);
     if (q->n_tokens > e->n_ctx)
@@ -216,6 +272,51 @@ static paged_status begin_text(const paged_engine *e, paged__request *r, const p
     return r->stop ? paged__stop_init(r->stop, q->stop, q->n_stop, err) : PAGED_OK;
 }
 
+/* Into the queue, with an id. */
+static void enter(paged_engine *e, paged__request *r, const paged_request *q) {
+    const int64_t ms = 1000000;
+    r->submit_ns = paged__engine_now(e);
+    r->deadline_ns = q->deadline_ms ? r->submit_ns + (uint64_t)(q->deadline_ms * ms) : 0;
+    r->rank_ns = (int64_t)r->submit_ns - q->priority * PAGED_AGING_MS * ms;
+    r->id = ++e->next_id;
+    paged__request_wait(e, r, PAGED_WAIT_QUEUE);
+    e->stats.n_submitted++;
+}
+
+static paged_status fail_full(const paged_engine *e, const paged_request *q, paged_error *err) {
+    return paged__fail(err, PAGED_ERR_LIMIT,
+                       "%d requests wait and %d run; at most %d and %d, and this is %d more", e->n_waiting,
+                       e->n_running, e->config.max_waiting, e->config.max_running, q->n);
+}
+
+/* A slot with all that an answer to the request needs, not yet in the queue. */
+static paged_status prepare(paged_engine *e, const paged_request *request, int32_t choice, paged_error *err) {
+    paged_request q = *request;
+    paged__request *r = NULL;
+    for (int32_t i = 0; i < e->n_slots && !r; i++)
+        if (e->slots[i].state == PAGED__FREE) r = &e->slots[i];
+    if (!r) return fail_full(e, request, err);
+    r->state = PAGED__NEW;
+    r->choice = choice;
+    if (choice > 0) q.prompt_logprobs = false;
+    r->n_prompt = r->n_tokens = q.n_tokens;
+    /* The newest token needs no slot, so a prompt that fills the context still gets one token. */
+    r->max_new = e->n_ctx - q.n_tokens + 1;
+    if (q.max_tokens > 0) r->max_new = PAGED_MIN(r->max_new, q.max_tokens);
+    if (!take_memory(r, &q))
+        return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a request of %d + %d tokens", q.n_tokens,
+                           r->max_new);
+    memcpy(r->tokens, q.tokens, (size_t)q.n_tokens * sizeof *r->tokens);
+    if (q.salt) memcpy(r->salt, q.salt, strlen(q.salt) + 1);
+    return begin_text(e, r, &q, err);
+}
+
+static paged__request *find_new(const paged_engine *e, int32_t choice) {
+    int32_t i = 0;
+    while (e->slots[i].state != PAGED__NEW || e->slots[i].choice != choice) i++;
+    return &e->slots[i];
+}
+
 paged_status paged_engine_submit(paged_engine *e, const paged_request *request, uint64_t *id,
                                  paged_error *err) {
     if (!e || !request || !id)
@@ -227,36 +328,20 @@ paged_status paged_engine_submit(paged_engine *e, const paged_request *request, 
     paged_request q;
     paged_request_init(&q);
     memcpy(&q, request, request->struct_size);
+    if (q.n == 0) q.n = 1;
     paged_status s = check_request(e, &q, err);
     if (s) return s;
 
-    paged__request *r = NULL;
-    for (int32_t i = 0; i < e->n_slots && !r; i++)
-        if (e->slots[i].state == PAGED__FREE) r = &e->slots[i];
-    if (!r || e->n_waiting >= e->config.max_waiting)
-        return paged__fail(err, PAGED_ERR_LIMIT, "%d requests wait and %d run; at most %d and %d",
-                           e->n_waiting, e->n_running, e->config.max_waiting, e->config.max_running);
-    r->n_prompt = r->n_tokens = q.n_tokens;
-    /* The newest token needs no slot, so a prompt that fills the context still gets one token. */
-    r->max_new = e->n_ctx - q.n_tokens + 1;
-    if (q.max_tokens > 0) r->max_new = PAGED_MIN(r->max_new, q.max_tokens);
-    if (!take_memory(r, &q)) {
-        paged__request_clear(e, r);
-        return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a request of %d + %d tokens", q.n_tokens,
-                           r->max_new);
-    }
-    s = begin_text(e, r, &q, err);
+    const uint64_t first = e->next_id + 1;
+    if (e->n_waiting + q.n > e->config.max_waiting) return fail_full(e, &q, err);
+    for (int32_t k = 0; k < q.n && !s; k++) s = prepare(e, &q, k, err);
     if (s) {
-        paged__request_clear(e, r);
+        for (int32_t i = 0; i < e->n_slots; i++)
+            if (e->slots[i].state == PAGED__NEW) paged__request_clear(e, &e->slots[i]);
         return s;
     }
-    memcpy(r->tokens, q.tokens, (size_t)q.n_tokens * sizeof *r->tokens);
-    if (q.salt) memcpy(r->salt, q.salt, strlen(q.salt) + 1);
-    r->submit_ns = paged__now_ns();
-    r->state = PAGED__WAITING;
-    e->waiting[e->n_waiting++] = r;
-    *id = ++e->next_id;
-    r->id = *id;
+    for (int32_t k = 0; k < q.n; k++) enter(e, find_new(e, k), &q);
+    *id = first;
     return PAGED_OK;
 }
 
@@ -311,7 +396,7 @@ paged_status paged_engine_read(paged_engine *e, uint64_t id, paged_output *out) 
     const bool ends = r->state == PAGED__FINISHED && !r->read_to_end;
     paged_status s = read_text(r, n_new, ends);
     if (s) return s;
-    const uint64_t now = r->state == PAGED__FINISHED ? r->last_ns : paged__now_ns();
+    const uint64_t now = r->state == PAGED__FINISHED ? r->last_ns : paged__engine_now(e);
     *out = (paged_output){
         .text = r->text ? r->text : "",
         .text_len = r->n_given,
@@ -333,6 +418,8 @@ paged_status paged_engine_read(paged_engine *e, uint64_t id, paged_output *out) 
         .prefill_ms = ms_between(r->start_ns, r->first_ns ? r->first_ns : now),
         .decode_ms = ms_between(r->first_ns, now),
         .miss = r->miss,
+        .wait = r->wait,
+        .n_preemptions = r->n_preemptions,
     };
     r->n_read = n_done;
     r->read_to_end = r->read_to_end || ends;

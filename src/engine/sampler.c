@@ -178,6 +178,19 @@ static int32_t collect(paged__sampler *s, const float *x, float floor, int32_t k
     return n;
 }
 
+/* All of at least `floor`, by id; returns how many. */
+static int32_t gather(paged__sampler *s, const float *x, float floor) {
+    int32_t n = 0;
+    for (int32_t b = 0; b < s->n_blocks; b++) {
+        if (!(s->maxima[b] >= floor)) continue;
+        const int32_t begin = b * PAGED__SELECT_BLOCK,
+                      end = PAGED_MIN(begin + PAGED__SELECT_BLOCK, s->n_vocab);
+        for (int32_t i = begin; i < end; i++)
+            if (x[i] >= floor) s->candidates[n++] = (candidate){x[i], i};
+    }
+    return n;
+}
+
 /* ---- drawing ---- */
 
 /* [0, 1) from seed, choice and position, 53 bits. */
@@ -217,10 +230,30 @@ static int32_t draw_of(const candidate *c, int32_t n, float scale, double mass, 
     return c[n_kept - 1].token;
 }
 
-static double mass_of(const candidate *c, int32_t n, float scale) {
+static double mass_of(const candidate *c, int32_t n, float max, float scale) {
     double mass = 0;
-    for (int32_t i = 0; i < n; i++) mass += (double)paged__select_weight(c[i].logit, c[0].logit, scale);
+    for (int32_t i = 0; i < n; i++) mass += (double)paged__select_weight(c[i].logit, max, scale);
     return mass;
+}
+
+/* Candidates, best first, of which the first ones have top_p of the mass; returns how many. These are mostly
+ * few, so they are looked for among those near the largest first: what has the mass has the nucleus as its
+ * beginning. (The margin is for the order of summation.) Tokens below (1 - top_p) / n_vocab of the mass have
+ * less than 1 - top_p of it together, so no nucleus needs them. */
+static int32_t nucleus(paged__sampler *s, const float *x, const paged_request *p, float max, float scale,
+                       double mass) {
+    const double t = (double)p->temperature, top_p = (double)p->top_p;
+    const double lowest = (double)max + log((1.0 - top_p) / s->n_vocab * mass) * t;
+    const float last = (float)PAGED_MIN(lowest, (double)max);
+    float floor = last;
+    int32_t n = 0;
+    for (double depth = 4; n == 0 || floor > last; depth *= 2) {
+        floor = PAGED_MAX((float)((double)max - depth * t), last);
+        n = gather(s, x, floor);
+        if (mass_of(s->candidates, n, max, scale) >= top_p * mass * (1 + 1e-9)) break;
+    }
+    qsort(s->candidates, (size_t)n, sizeof *s->candidates, by_logit);
+    return n;
 }
 
 int32_t paged__sample(paged__sampler *s, const float *logits, const paged__choice *how) {
@@ -238,19 +271,16 @@ int32_t paged__sample(paged__sampler *s, const float *logits, const paged__choic
     double floor = cut_min ? (double)max + log((double)p->min_p) / inv_t : -INFINITY, mass = 0;
     if (cut_k) { /* what top-k leaves is short */
         const int32_t n = collect(s, x, (float)floor, p->top_k);
-        return draw_of(s->candidates, n, scale, mass_of(s->candidates, n, scale), (double)p->top_p, u);
+        return draw_of(s->candidates, n, scale, mass_of(s->candidates, n, max, scale), (double)p->top_p, u);
     }
     if (cut_min) {
         const int32_t n = collect(s, x, (float)floor, s->n_vocab);
-        return draw_of(s->candidates, n, scale, mass_of(s->candidates, n, scale), (double)p->top_p, u);
+        return draw_of(s->candidates, n, scale, mass_of(s->candidates, n, max, scale), (double)p->top_p, u);
     }
     paged__select_sums(x, s->n_vocab, max, scale, s->sums);
     if (!cut_p) return draw_any(s, x, max, scale, best, u);
     for (int32_t b = 0; b < s->n_blocks; b++) mass += s->sums[b];
-    /* Tokens below (1 - top_p) / n_vocab have less than 1 - top_p together: the nucleus needs none of them,
-     * and what is left is short enough to sort. */
-    floor = (double)max + log((1.0 - (double)p->top_p) / s->n_vocab * mass) / inv_t;
-    const int32_t n = collect(s, x, (float)PAGED_MIN(floor, (double)max), s->n_vocab);
+    const int32_t n = nucleus(s, x, p, max, scale, mass);
     return draw_of(s->candidates, n, scale, mass, (double)p->top_p, u);
 }
 

@@ -1,23 +1,49 @@
-/* engine/scheduler.c: who runs, and what the next step computes. First come, first served; no preemption: see
- * engine.h. */
+/* engine/scheduler.c: who runs, and what the next step computes.
+ *
+ *   1 requests whose wait for another one's prompt is over begin
+ *   2 each one that decodes gets the slot of its newest token. Where the pool has no block for it, the one
+ *     that ranks last of those that run is preempted (it may be itself), until there is one
+ *   3 from the queue, best rank first, requests begin: only if nobody had to give a block in this step, and
+ *     nobody passes one that does not fit
+ *   4 what is left of the token budget goes to prompts
+ *
+ * A request that begins reserves all that it needs until its next token, at once or not at all. So 4 cannot
+ * fail, and whoever is short of a block in 2 has made a token since he came.
+ *
+ * Who gives a block: never the oldest, and nobody a second time before he has made a token. If then all
+ * others are of that kind, the request that is short sits out the step and keeps what it has: they hold all
+ * that they need to get on, and afterwards they may give again. If there are no others it goes back into the
+ * queue and begins again, since tiles of packed tails may lie scattered; if that finds no room it has filled
+ * the pool alone and ends. So the oldest always gets on, some request makes progress in every step, and each
+ * one makes a token between two preemptions.
+ *
+ * Progress: if nothing runs, the first of the queue is admitted or fails. */
 #include "engine/engine.h"
 
 static int32_t blocks_for(const paged_engine *e, int32_t n_tokens) {
     return (n_tokens + e->config.block_size - 1) / e->config.block_size;
 }
 
-/* The newest token of a request never needs a slot. */
-static int32_t blocks_at_most(const paged_engine *e, const paged__request *r) {
-    return blocks_for(e, r->n_prompt + r->max_new - 1);
+/* Blocks that a reservation may take: free ones and cached ones, which go for it, within the pool's limit. */
+static int32_t available(const paged_engine *e) {
+    const paged_cache *c = e->cache;
+    const size_t left = c->used_bytes < c->max_bytes ? c->max_bytes - c->used_bytes : 0;
+    return (int32_t)PAGED_MIN((size_t)(e->n_blocks - c->groups[0].n_used), left / c->groups[0].block_bytes);
 }
 
-void paged__drop_cancelled(paged_engine *e) {
+void paged__drop_ended(paged_engine *e) {
+    const uint64_t now = paged__engine_now(e);
     for (int32_t i = 0; i < e->n_slots; i++) {
         paged__request *r = &e->slots[i];
-        if ((r->state == PAGED__WAITING || r->state == PAGED__RUNNING) && r->cancel_id == r->id)
+        if (r->state != PAGED__WAITING && r->state != PAGED__RUNNING) continue;
+        if (r->cancel_id == r->id)
             paged__request_finish(e, r, PAGED_FINISH_CANCELLED);
+        else if (r->deadline_ns && now >= r->deadline_ns)
+            paged__request_finish(e, r, PAGED_FINISH_DEADLINE);
     }
 }
+
+/* ---- to begin ---- */
 
 /* What must be equal for keys and values to be the same, besides the tokens: the model, how they are stored,
  * the caller's salt. */
@@ -37,97 +63,232 @@ static const paged_namespace *space_of(const paged_engine *e, const paged__reque
     return &s->names;
 }
 
-/* Whoever wants to see the prompt's logits needs all of it computed. */
+/* Whoever wants to see the prompt's logits needs all of it computed; when it has made a token it has seen
+ * them. */
 static bool may_reuse(const paged_engine *e, const paged__request *r) {
-    return !e->config.no_prefix_cache && !r->params.prompt_logprobs;
+    return !e->config.no_prefix_cache && (!r->params.prompt_logprobs || r->n_tokens > r->n_prompt);
 }
 
-/* Takes over what is cached of the prompt; from here on the request computes. */
+/* Takes over what is cached of its tokens. What is told of it is told of the first time. */
 static paged_status reuse(paged_engine *e, paged__request *r) {
     request_space space;
-    paged_match match;
-    r->start_ns = paged__now_ns();
-    r->miss = PAGED_MISS_OFF;
-    if (e->config.no_prefix_cache) return PAGED_OK;
-    const int32_t n_tokens = may_reuse(e, r) ? r->n_prompt : 0;
-    paged_status s = paged_seq_match(e->cache, r->seq, space_of(e, r, &space), r->tokens, n_tokens, &match);
-    if (s) return s;
-    if (may_reuse(e, r)) r->miss = match.why;
-    r->n_cached = r->n_reused = match.n_matched;
+    paged_match match = {.why = PAGED_MISS_OFF};
+    if (!e->config.no_prefix_cache) {
+        const int32_t n_tokens = may_reuse(e, r) ? r->n_tokens : 0;
+        paged_status s =
+            paged_seq_match(e->cache, r->seq, space_of(e, r, &space), r->tokens, n_tokens, &match);
+        if (s) return s;
+        if (!may_reuse(e, r)) match.why = PAGED_MISS_OFF;
+    }
+    r->n_cached = match.n_matched;
     r->blocks_used = blocks_for(e, r->n_cached);
+    if (r->start_ns) return PAGED_OK;
+    r->n_reused = match.n_matched;
+    r->miss = match.why;
     return PAGED_OK;
 }
 
-/* Starts a request that was just admitted, or lets it wait for one that computes what it needs. */
-static paged_status start(paged_engine *e, paged__request *r) {
-    request_space space;
-    if (may_reuse(e, r)) {
-        paged_status s =
-            paged_seq_promise(e->cache, r->seq, space_of(e, r, &space), r->tokens, r->n_prompt, &r->awaits);
-        if (s || r->awaits) return s;
-    }
-    return reuse(e, r);
+static bool others_compute(const paged_engine *e, const paged__request *r) {
+    for (int32_t i = 0; i < e->n_running; i++)
+        if (e->running[i] != r && !e->running[i]->awaits) return true;
+    return false;
 }
 
-/* Those whose wait is over go on. One that fails there may end the wait of others, before it in the list too.
- */
+/* For all that is left to compute. */
+static int32_t blocks_needed(const paged_engine *e, const paged__request *r) {
+    return paged_seq_blocks_needed(e->cache, r->seq, 0, r->n_tokens - r->n_cached);
+}
+
+/* Leaves a request that begins the whole blocks of what it found. */
+static void cut_to_blocks(paged_engine *e, paged__request *r) {
+    r->n_cached -= r->n_cached % e->config.block_size;
+    PAGED_ASSERT(paged_seq_truncate(e->cache, r->seq, r->n_cached) == PAGED_OK);
+    if (!r->start_ns) r->n_reused = r->n_cached;
+    r->blocks_used = blocks_for(e, r->n_cached);
+}
+
+/* From here on the request computes, and lacks nothing until it has made its next token. NO_BLOCKS: it does
+ * not fit beside those that run. */
+static paged_status begin(paged_engine *e, paged__request *r) {
+    const int32_t n_before = available(e), n_kept = others_compute(e, r) ? e->watermark : 0;
+    paged_status s = reuse(e, r);
+    if (s) return s;
+    r->n_needed = n_before - available(e) + blocks_needed(e, r) + n_kept;
+    if (r->n_needed > n_before && e->packed_tails && r->n_cached % e->config.block_size) {
+        /* What was found of a block lies in tiles, which take room until they have become a block. */
+        cut_to_blocks(e, r);
+        r->n_needed = n_before - available(e) + blocks_needed(e, r) + n_kept;
+    }
+    if (r->n_needed > n_before) return PAGED_ERR_NO_BLOCKS;
+    s = paged_seq_reserve(e->cache, r->seq, r->n_tokens - r->n_cached);
+    if (s) return s;
+    r->n_needed = 0;
+    if (!r->start_ns) r->start_ns = paged__engine_now(e);
+    return PAGED_OK;
+}
+
+/* Begins, or fails, or goes back into the queue. False: that. */
+static bool try_to_begin(paged_engine *e, paged__request *r) {
+    r->error = begin(e, r);
+    if (r->error == PAGED_ERR_NO_BLOCKS && others_compute(e, r)) {
+        r->error = PAGED_OK;
+        paged__request_wait(e, r, r->n_preemptions ? PAGED_WAIT_PREEMPTED : PAGED_WAIT_BLOCKS);
+        return false;
+    }
+    if (r->error == PAGED_ERR_NO_BLOCKS && r->n_tokens > r->n_prompt) { /* it has filled the pool alone */
+        r->error = PAGED_OK;
+        paged__request_finish(e, r, PAGED_FINISH_LENGTH);
+    } else if (r->error) {
+        paged__request_finish(e, r, PAGED_FINISH_ERROR);
+    }
+    return true;
+}
+
+/* Those whose wait for another one is over. One that fails there may end the wait of others, before it in the
+ * list too. */
 static void wake(paged_engine *e) {
     for (int32_t i = 0; i < e->n_running;) {
         paged__request *r = e->running[i++];
         if (!r->awaits || paged_seq_waits(e->cache, r->seq)) continue;
         r->awaits = false;
-        r->error = reuse(e, r);
-        if (!r->error) continue;
-        paged__request_finish(e, r, PAGED_FINISH_ERROR);
-        i = 0;
+        r->wait = PAGED_WAIT_NONE;
+        try_to_begin(e, r);
+        if (r->state != PAGED__RUNNING) i = 0;
     }
+}
+
+/* Lets a request wait for one that computes what it needs. */
+static paged_status promise(paged_engine *e, paged__request *r) {
+    request_space space;
+    if (!may_reuse(e, r)) return PAGED_OK;
+    paged_status s =
+        paged_seq_promise(e->cache, r->seq, space_of(e, r, &space), r->tokens, r->n_tokens, &r->awaits);
+    if (r->awaits) r->wait = PAGED_WAIT_PROMISE;
+    return s;
+}
+
+/* One of n answers, the first of which computes the prompt for all: see fork_choices(). */
+static bool waits_for_first(const paged_engine *e, const paged__request *r) {
+    const paged__request *first = r->choice ? paged__request_find(e, r->id - (uint64_t)r->choice) : NULL;
+    return first && first->state == PAGED__RUNNING && first->n_tokens == first->n_prompt;
 }
 
 static void admit(paged_engine *e) {
-    paged_cache_stats stats;
-    paged_cache_get_stats(e->cache, &stats);
-    int64_t free_blocks = stats.n_available;
-    for (int32_t i = 0; i < e->n_running; i++)
-        free_blocks -= blocks_at_most(e, e->running[i]) - blocks_for(e, e->running[i]->n_cached);
-
     while (e->n_waiting > 0 && e->n_running < e->config.max_running) {
         paged__request *r = e->waiting[0];
-        if (blocks_at_most(e, r) > free_blocks || paged_seq_create(e->cache, &r->seq) != PAGED_OK) return;
-        e->n_waiting--;
-        for (int32_t i = 0; i < e->n_waiting; i++) e->waiting[i] = e->waiting[i + 1];
-        e->running[e->n_running++] = r;
-        r->state = PAGED__RUNNING;
-        r->error = start(e, r);
+        if (waits_for_first(e, r)) {
+            r->wait = PAGED_WAIT_PROMISE;
+            return;
+        }
+        if (e->n_running > 0 && r->n_needed > available(e)) return;
+        if (paged_seq_create(e->cache, &r->seq) != PAGED_OK) return;
+        paged__request_run(e, r);
+        r->error = promise(e, r);
         if (r->error)
             paged__request_finish(e, r, PAGED_FINISH_ERROR);
-        else
-            free_blocks -= blocks_at_most(e, r);
+        else if (!r->awaits && !try_to_begin(e, r))
+            return;
     }
 }
+
+/* ---- to give ---- */
+
+/* Of those that run, the one that is to give its blocks; -1: nobody. */
+static int32_t find_victim(const paged_engine *e) {
+    int32_t oldest = 0;
+    for (int32_t i = 1; i < e->n_running; i++)
+        if (e->running[i]->id < e->running[oldest]->id) oldest = i;
+    for (int32_t i = e->n_running - 1; i >= 0; i--) {
+        const paged__request *r = e->running[i];
+        const bool must_get_on = r->n_preemptions > 0 && r->n_tokens == r->n_came_with;
+        if (i != oldest && !r->awaits && !must_get_on) return i;
+    }
+    return -1;
+}
+
+static void remove_piece(paged_engine *e, const paged__request *r) {
+    int32_t n_kept = 0;
+    for (int32_t i = 0; i < e->n_pieces; i++)
+        if (e->pieces[i].request != r) e->pieces[n_kept++] = e->pieces[i];
+    e->n_pieces = n_kept;
+}
+
+static void preempt(paged_engine *e, paged__request *r) {
+    remove_piece(e, r);
+    r->n_preemptions++;
+    e->stats.n_preemptions++;
+    paged__request_wait(e, r, PAGED_WAIT_PREEMPTED);
+}
+
+/* ---- the step ---- */
 
 static void add_piece(paged_engine *e, paged__request *r, int32_t n_tokens) {
     e->pieces[e->n_pieces++] = (paged__piece){.request = r, .n_tokens = n_tokens, .first_output = -1};
 }
 
-void paged__schedule(paged_engine *e) {
-    paged_cache_set_clock(e->cache, paged__now_ns()); /* memory that was idle for long goes back */
-    wake(e);
-    admit(e);
-    e->n_pieces = 0;
-    int32_t budget = e->config.chunk_tokens;
-    /* Those that decode first: one token each keeps their streams moving while a long prompt is computed
-     * beside them. */
-    for (int32_t i = 0; i < e->n_running && budget > 0; i++) {
-        paged__request *r = e->running[i];
-        if (r->awaits || r->n_tokens - r->n_cached > 1 || r->n_tokens == r->n_prompt) continue;
-        add_piece(e, r, 1);
-        budget--;
+/* All that it needs for its next token is the slot of its newest one. */
+static bool decodes(const paged__request *r) {
+    return !r->awaits && r->n_tokens > r->n_came_with && r->n_tokens - r->n_cached == 1;
+}
+
+/* A slot for the newest token of the request in place *at of the running ones. False: it has no part in this
+ * step. *at moves with it, or, if it left the list, to the place before. */
+static bool reserve_next(paged_engine *e, int32_t *at) {
+    paged__request *r = e->running[*at];
+    for (;;) {
+        paged_status s = paged_seq_reserve(e->cache, r->seq, 1);
+        if (!s) return true;
+        const int32_t victim = s == PAGED_ERR_NO_BLOCKS ? find_victim(e) : -1;
+        if (victim >= 0) {
+            paged__request *gives = e->running[victim];
+            preempt(e, gives);
+            *at -= victim <= *at;
+            if (gives == r) return false;
+        } else if (s == PAGED_ERR_NO_BLOCKS && others_compute(e, r)) {
+            r->wait = PAGED_WAIT_BLOCKS;
+            e->stats.n_stalls++;
+            return false;
+        } else {
+            r->error = s == PAGED_ERR_NO_BLOCKS ? PAGED_OK : s;
+            if (r->error)
+                paged__request_finish(e, r, PAGED_FINISH_ERROR);
+            else
+                paged__request_wait(e, r, PAGED_WAIT_BLOCKS);
+            --*at;
+            return false;
+        }
     }
+}
+
+/* One token each, before any prompt: their streams keep moving while a long prompt is computed beside
+ * them. */
+static void add_decoding(paged_engine *e, int32_t budget) {
+    for (int32_t i = 0; i < e->n_running && e->n_pieces < budget; i++) {
+        paged__request *r = e->running[i];
+        if (!decodes(r)) continue;
+        r->wait = PAGED_WAIT_NONE;
+        if (reserve_next(e, &i)) add_piece(e, r, 1);
+    }
+}
+
+/* What begins lacks nothing (see begin). */
+static void add_prompts(paged_engine *e, int32_t budget) {
     for (int32_t i = 0; i < e->n_running && budget > 0; i++) {
         paged__request *r = e->running[i];
-        if (r->awaits || r->n_tokens > r->n_prompt) continue;
+        if (r->awaits || decodes(r)) continue;
         const int32_t n = PAGED_MIN(r->n_tokens - r->n_cached, budget);
         add_piece(e, r, n);
         budget -= n;
     }
+}
+
+void paged__schedule(paged_engine *e) {
+    const uint64_t n_preemptions = e->stats.n_preemptions, n_stalls = e->stats.n_stalls;
+    paged_cache_set_clock(e->cache, paged__engine_now(e)); /* memory that was idle for long goes back */
+    e->n_pieces = 0;
+    wake(e);
+    add_decoding(e, e->config.chunk_tokens);
+    if ((n_preemptions == e->stats.n_preemptions && n_stalls == e->stats.n_stalls) || e->n_running == 0)
+        admit(e);
+    add_prompts(e, e->config.chunk_tokens - e->n_pieces);
 }

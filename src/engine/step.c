@@ -1,6 +1,7 @@
-/* engine/step.c: one step of everything that runs: lay out the pieces -> reserve slots -> runner -> commit ->
- * sample. */
+/* engine/step.c: one step of everything that runs: schedule -> lay out -> backend -> commit -> sample. */
 #include "engine/engine.h"
+
+enum { COMPACT_BYTES = 1 << 20 }; /* of keys and values that a step moves at most, a tenth of a millisecond */
 
 /* Which rows of a piece need logits: all but those whose next token nobody asks about. */
 static void lay_out_outputs(paged_engine *e, paged__piece *p, int32_t first_row, int32_t *n_outputs) {
@@ -13,22 +14,60 @@ static void lay_out_outputs(paged_engine *e, paged__piece *p, int32_t first_row,
     p->n_outputs = *n_outputs - p->first_output;
 }
 
-/* Slots for every piece. A running request has its blocks promised, but the system may have no memory to back
- * them: then this request ends with the reason and the others go on. */
-static void reserve(paged_engine *e) {
-    int32_t n_kept = 0;
-    for (int32_t i = 0; i < e->n_pieces; i++) {
-        paged__piece p = e->pieces[i];
-        p.request->error = paged_seq_reserve(e->cache, p.request->seq, p.n_tokens);
-        if (p.request->error)
-            paged__request_finish(e, p.request, PAGED_FINISH_ERROR);
-        else
-            e->pieces[n_kept++] = p;
+/* ---- cascade: requests that decode behind a common beginning ---- */
+
+/* Blocks that a sequence must have in common with another one for a split to be read once for both. */
+static int32_t blocks_of_split(const paged_engine *e) {
+    return (PAGED_ATTN_SPLIT + e->config.block_size - 1) / e->config.block_size;
+}
+
+static const int32_t *table_of(const paged_engine *e, const paged_tables *t, const paged__piece *p) {
+    return t->blocks + (int64_t)paged_seq_row(e->cache, p->request->seq) * t->seq_stride;
+}
+
+static bool may_share(const paged_engine *e, const paged__piece *p) {
+    return p->n_tokens == 1 && p->request->n_cached >= blocks_of_split(e) * e->config.block_size;
+}
+
+/* Tokens in blocks that all pieces first … end - 1 have in common. */
+static int32_t common_tokens(const paged_engine *e, const paged_tables *t, int32_t first, int32_t end) {
+    const int32_t *like = table_of(e, t, &e->pieces[first]);
+    int32_t n = e->pieces[first].request->n_cached / e->config.block_size;
+    for (int32_t i = first + 1; i < end; i++) {
+        const int32_t *table = table_of(e, t, &e->pieces[i]);
+        int32_t k = 0, n_own = PAGED_MIN(n, e->pieces[i].request->n_cached / e->config.block_size);
+        while (k < n_own && table[k] == like[k]) k++;
+        n = k;
     }
-    e->n_pieces = n_kept;
+    return n * e->config.block_size;
+}
+
+/* Brings pieces with the same first split together. The block that ends it tells them apart: where it is the
+ * same, those before it are too, since a block is shared with all that comes before it, or not at all. */
+static void find_shared(paged_engine *e, const paged_tables *t) {
+    const int32_t last = blocks_of_split(e) - 1;
+    e->n_shared = 0;
+    for (int32_t first = 0, end; first < e->n_pieces; first = end) {
+        end = first + 1;
+        if (!may_share(e, &e->pieces[first])) continue;
+        const int32_t block = table_of(e, t, &e->pieces[first])[last];
+        for (int32_t i = end; i < e->n_pieces; i++) {
+            const paged__piece p = e->pieces[i];
+            if (!may_share(e, &p) || table_of(e, t, &p)[last] != block) continue;
+            e->pieces[i] = e->pieces[end];
+            e->pieces[end++] = p;
+        }
+        if (end == first + 1) continue;
+        e->shared[e->n_shared++] = (paged_shared){first, end - first, common_tokens(e, t, first, end)};
+        e->stats.n_cascade_rows += (uint64_t)(end - first);
+    }
+    e->stats.n_cascade_steps += e->n_shared > 0;
 }
 
 static void lay_out(paged_engine *e, paged__step *step) {
+    paged_tables tables = {0};
+    PAGED_ASSERT(paged_cache_tables(e->cache, 0, &tables) == PAGED_OK);
+    find_shared(e, &tables);
     int32_t n = 0, n_outputs = 0;
     for (int32_t i = 0; i < e->n_pieces; i++) {
         paged__piece *p = &e->pieces[i];
@@ -52,19 +91,21 @@ static void lay_out(paged_engine *e, paged__step *step) {
                           .n_outputs = n_outputs,
                           .outputs = e->outputs};
     step->batch.cu_seqlens_q = e->cu_seqlens_q;
-    PAGED_ASSERT(paged_cache_tables(e->cache, 0, &step->batch.tables) == PAGED_OK);
+    step->batch.n_shared = e->n_shared;
+    step->batch.shared = e->shared;
+    step->batch.tables = tables;
     step->batch.tables.rows = e->rows;
     step->batch.tables.seqlens_k = e->seqlens_k;
     step->batch.tables.n_seqs = e->n_pieces;
 }
 
-static void score_prompt(const paged_engine *e, const paged__piece *p, const float *logits) {
+static void score_prompt(const paged_engine *e, const paged__piece *p) {
     paged__request *r = p->request;
     for (int32_t i = 0; i < p->n_outputs; i++) {
         const int32_t at = r->n_cached + i; /* this row predicts token at + 1 */
         if (at + 1 >= r->n_prompt) break;
         r->prompt_logprobs[at] =
-            paged__logprob(e->sampler, logits + (size_t)(p->first_output + i) * (size_t)e->n_vocab,
+            paged__logprob(e->samplers[0], e->logits + (size_t)(p->first_output + i) * (size_t)e->n_vocab,
                            r->tokens[at + 1], &r->prompt_top1[at]);
     }
 }
@@ -83,28 +124,37 @@ static bool text_goes_on(paged__request *r, int32_t token, bool armed) {
     return paged__stop_push(r->stop, bytes, (size_t)n, armed);
 }
 
-static void add_token(paged_engine *e, paged__request *r, const float *row) {
+/* The token after those that the request has, and its log-probabilities. Different requests may do this at
+ * the same time, each with a sampler of its own. */
+static int32_t choose(paged__sampler *sampler, paged__request *r, const float *row) {
     const paged_request *q = &r->params;
     const int32_t n_new = r->n_tokens - r->n_prompt, n_top = q->n_top_logprobs;
     const paged__choice how = {.params = q,
                                .tokens = r->tokens,
                                .n_prompt = r->n_prompt,
                                .n_tokens = r->n_tokens,
+                               .choice = r->choice,
                                .ban_eog = q->ignore_eos || n_new < q->min_tokens,
                                .ban_stops = n_new < q->min_tokens};
-    const int32_t token = paged__sample(e->sampler, row, &how);
-    r->last_ns = paged__now_ns();
+    const int32_t token = paged__sample(sampler, row, &how);
+    if (n_top)
+        r->logprobs[n_new] =
+            paged__top_logprobs(sampler, row, token, n_top, r->top_logprobs + (ptrdiff_t)n_new * n_top);
+    else if (r->logprobs)
+        r->logprobs[n_new] = paged__logprob(sampler, row, token, NULL);
+    return token;
+}
+
+static void add_token(paged_engine *e, paged__request *r, int32_t token) {
+    const paged_request *q = &r->params;
+    const int32_t n_new = r->n_tokens - r->n_prompt;
+    r->last_ns = paged__engine_now(e);
     if (!r->first_ns) r->first_ns = r->last_ns;
     if (is_stop_token(r, token) || (!q->ignore_eos && paged_token_is_eog(e->tok, token))) {
         r->stop_token = token;
         paged__request_finish(e, r, PAGED_FINISH_STOP);
         return;
     }
-    if (n_top)
-        r->logprobs[n_new] =
-            paged__top_logprobs(e->sampler, row, token, n_top, r->top_logprobs + (ptrdiff_t)n_new * n_top);
-    else if (r->logprobs)
-        r->logprobs[n_new] = paged__logprob(e->sampler, row, token, NULL);
     r->tokens[r->n_tokens++] = token;
     if (!text_goes_on(r, token, n_new + 1 >= q->min_tokens))
         paged__request_finish(e, r, PAGED_FINISH_STOP);
@@ -112,42 +162,87 @@ static void add_token(paged_engine *e, paged__request *r, const float *row) {
         paged__request_finish(e, r, PAGED_FINISH_LENGTH);
 }
 
-static void take_results(paged_engine *e, const float *logits) {
+/* The first of n answers has computed the prompt: the others start from there, with its blocks. Those for
+ * whom there is no room now wait in the queue like everybody. */
+static void fork_choices(paged_engine *e, const paged__request *first, const float *row) {
+    for (int32_t k = 1; k < first->params.n && e->n_running < e->config.max_running; k++) {
+        paged__request *r = paged__request_find(e, first->id + (uint64_t)k);
+        paged_seq seq;
+        if (!r || r->state != PAGED__WAITING || r->start_ns) continue;
+        if (paged_seq_fork(e->cache, first->seq, &seq) != PAGED_OK) return;
+        r->seq = seq;
+        paged__request_run(e, r);
+        r->n_cached = r->n_prompt;
+        r->n_reused = r->n_prompt - 1;
+        r->blocks_used = first->blocks_used;
+        r->start_ns = paged__engine_now(e);
+        add_token(e, r, choose(e->samplers[0], r, row));
+    }
+}
+
+/* The row that predicts the token after the request's newest one; NULL: the piece ends before that. */
+static const float *last_row(const paged_engine *e, const paged__piece *p) {
+    if (p->request->n_cached + p->n_tokens < p->request->n_tokens) return NULL;
+    return e->logits + (size_t)(p->first_output + p->n_outputs - 1) * (size_t)e->n_vocab;
+}
+
+/* Thread ith of nth chooses for every nth piece. */
+static void choose_some(void *user, int32_t ith, int32_t nth) {
+    paged_engine *e = user;
+    for (int32_t i = ith; i < e->n_pieces; i += nth) {
+        const float *row = last_row(e, &e->pieces[i]);
+        if (row) e->pieces[i].token = choose(e->samplers[ith], e->pieces[i].request, row);
+    }
+}
+
+static void take_results(paged_engine *e) {
+    if (e->n_pieces > 1 && e->backend.run)
+        e->backend.run(e->backend.self, choose_some, e);
+    else
+        choose_some(e, 0, 1);
     for (int32_t i = 0; i < e->n_pieces; i++) {
         const paged__piece *p = &e->pieces[i];
+        const float *row = last_row(e, p);
         paged__request *r = p->request;
         PAGED_ASSERT(!paged_seq_commit(e->cache, r->seq, r->tokens + r->n_cached, p->n_tokens));
-        if (r->params.prompt_logprobs && r->n_tokens == r->n_prompt) score_prompt(e, p, logits);
+        if (r->params.prompt_logprobs && r->n_tokens == r->n_prompt) score_prompt(e, p);
         r->n_cached += p->n_tokens;
         r->blocks_used = (r->n_cached + e->config.block_size - 1) / e->config.block_size;
-        if (r->n_cached == r->n_tokens)
-            add_token(e, r, logits + (size_t)(p->first_output + p->n_outputs - 1) * (size_t)e->n_vocab);
+        if (!row) continue;
+        if (r->params.n > 1 && r->choice == 0 && r->n_tokens == r->n_prompt) fork_choices(e, r, row);
+        add_token(e, r, p->token);
+    }
+}
+
+/* Nothing was committed; what these requests hold goes back with them. */
+static void fail_pieces(paged_engine *e, paged_status s) {
+    for (int32_t i = 0; i < e->n_pieces; i++) {
+        e->pieces[i].request->error = s;
+        paged__request_finish(e, e->pieces[i].request, PAGED_FINISH_ERROR);
     }
 }
 
 paged_status paged_engine_step(paged_engine *e, int32_t *n_active, paged_error *err) {
     if (!e) return paged__fail(err, PAGED_ERR_INVALID_ARG, "engine is NULL");
-    paged__drop_cancelled(e);
+    paged__drop_ended(e);
     paged__schedule(e);
-    /* Progress: a waiting request fits an empty pool by submit's check, so an idle engine with a queue would
-     * be our bug. */
+    /* Progress: an idle engine with a queue would be our bug. */
     PAGED_ASSERT(e->n_pieces > 0 || (e->n_running == 0 && e->n_waiting == 0));
-    reserve(e);
     if (e->n_pieces > 0) {
         paged__step step;
-        const float *logits = NULL;
         paged_error why = {0};
         lay_out(e, &step);
-        paged_status s = paged__runner_step(e->runner, &step, &logits, &why);
+        paged_status s = e->backend.step(e->backend.self, &step, &e->logits, &why);
         if (s) {
-            /* Nothing was committed; what these requests hold goes back with them. */
-            for (int32_t i = 0; i < e->n_pieces; i++) {
-                e->pieces[i].request->error = s;
-                paged__request_finish(e, e->pieces[i].request, PAGED_FINISH_ERROR);
-            }
+            fail_pieces(e, s);
             return paged__fail(err, s, "the step failed: %s", why.message);
         }
-        take_results(e, logits);
+        e->stats.n_steps++;
+        e->stats.n_tokens += (uint64_t)step.n_tokens;
+        take_results(e);
+        /* Nothing holds a slot or a table now, so tiles of tails may move together. A failed copy loses
+         * nothing, and the next step tries again. */
+        if (e->packed_tails) (void)paged_cache_compact(e->cache, COMPACT_BYTES, true, NULL);
     }
     if (n_active) *n_active = e->n_running + e->n_waiting;
     return PAGED_OK;

@@ -111,12 +111,16 @@ paged_status paged_cache_compact(paged_cache *cache, size_t budget_bytes, bool i
     compaction c = {.rest_bytes = budget_bytes, .in_use = in_use, .drained = -1};
     paged_status status = PAGED_OK;
     if (!cache) return PAGED_ERR_INVALID_ARG;
+    for (int32_t g = 0; g < cache->n_groups && in_use && cache->n_tiles && status == PAGED_OK; g++)
+        status = paged__tails_compact(cache, g, &c.rest_bytes);
+    if (status != PAGED_OK) return status;
+    size_t for_blocks = c.rest_bytes;
     for (int32_t g = 0; g < cache->n_groups && status == PAGED_OK; g++) status = copy_blocks(cache, &c, g);
     for (int32_t next, e = c.drained; e >= 0; e = next) {
         next = cache->extents[e].next;
         paged__extent_attach(cache, e);
     }
-    if (status == PAGED_OK && in_use && c.rest_bytes < budget_bytes) rewrite_tables(cache);
+    if (status == PAGED_OK && in_use && c.rest_bytes < for_blocks) rewrite_tables(cache);
     for (int32_t g = 0; g < cache->n_groups; g++) finish_moves(cache, &c, g, status == PAGED_OK);
     if (status == PAGED_OK && moved_bytes) *moved_bytes = budget_bytes - c.rest_bytes;
     return status;

@@ -198,7 +198,12 @@ static paged_status copy_into(paged_cache *cache, const paged__seq *seq, int32_t
             status = copy_to_tiles(cache, group, f, from, tiles);
             if (status != PAGED_OK) paged__tiles_untake(cache, group, n_tiles, tiles);
         }
-        for (int32_t i = 0; i < n_tiles && status != PAGED_OK; i++) tiles[i] = -1;
+        for (int32_t i = 0; i < n_tiles; i++) {
+            if (status == PAGED_OK)
+                paged__tile_name(cache, group, (int32_t)(seq - cache->seqs), &tiles[i], tiles[i]);
+            else
+                tiles[i] = -1;
+        }
         return status;
     }
     status = paged__block_take(cache, group, &block);

@@ -122,6 +122,7 @@ typedef struct paged__recount {
 typedef struct paged__tile {
     int32_t refs;    /* rows that name it; 0: free, or not a tile of a divided block */
     int32_t recount; /* working space of stats and check; zero between calls */
+    int32_t row;     /* that was given it; another one may name it by now */
 } paged__tile;
 
 typedef struct paged__heap {
@@ -366,6 +367,13 @@ int32_t paged__tiles_blocks(const paged_cache *cache, int32_t group, int32_t n_t
 paged_status paged__tile_take(paged_cache *cache, int32_t group, int32_t *tile);
 paged_status paged__tiles_take(paged_cache *cache, int32_t group, int32_t n, int32_t *tiles);
 void paged__tiles_untake(paged_cache *cache, int32_t group, int32_t n, const int32_t *tiles);
+
+/* Entry of a row's tail_tiles names the tile from now on. */
+void paged__tile_name(paged_cache *cache, int32_t group, int32_t row, int32_t *entry, int32_t tile);
+
+/* Moves tiles out of the emptiest divided blocks until no whole block could be gained, as far as the budget
+ * goes. Tables change. Errors: of the arena; what was moved before stays moved. */
+paged_status paged__tails_compact(paged_cache *cache, int32_t group, size_t *rest_bytes);
 
 void paged__tile_ref(paged_cache *cache, int32_t group, int32_t tile);
 

@@ -241,9 +241,10 @@ static void apply_tail(paged_cache *cache, paged__seq *seq, int32_t group, const
     if (c->copy_tile >= 0) {
         cache->n_frees += paged__tile_unref(cache, group, tiles[c->copy_tile]);
         cache->n_copies++;
-        tiles[c->copy_tile] = *next++;
+        paged__tile_name(cache, group, row_of(cache, seq), &tiles[c->copy_tile], *next++);
     }
-    for (int32_t i = c->n_keep; i < c->n_tiles; i++) tiles[i] = *next++;
+    for (int32_t i = c->n_keep; i < c->n_tiles; i++)
+        paged__tile_name(cache, group, row_of(cache, seq), &tiles[i], *next++);
 }
 
 /* Makes a change whose blocks are taken. Cannot fail. */

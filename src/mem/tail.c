@@ -3,16 +3,17 @@
  * no more than one of blocks of 16.
  *
  *   divided block   state DIVIDED, refs = its tiles in use; at least one, else it is a free block again
- *   open            divided blocks with a free tile, by their tiles in use, the fullest last: from it the next
- *                   tile is taken, so that the emptiest become whole again. The k used ones begin at
- *                   open_begin[k]; blocks[b].open_place leads back
+ *   open            divided blocks with a free tile, by their tiles in use, the fullest last: from it the
+ *                   next tile is taken, so that the emptiest become whole again. Those with k used ones begin
+ *                   at open_begin[k]; blocks[b].open_place leads back
  *   tile id         block * n_tiles + tile in it, so that its slots are tile * 16 …; a tile of an ordinary
  *                   block has an id too, which is how tails become blocks and blocks tails
  *   tail_tiles      [max_seqs, n_tiles] of the entry n_entries - 1 of a row with has_tail; -1 behind them
  *
  * Tiles have references like blocks: a fork shares them, and the one that is written next is copied first. A
  * tail becomes a block inside the reservation that will fill it, or when it is sealed; each token is moved
- * once. This file knows how a tile lies in a block and who has it; seq.c decides when. */
+ * once. A compaction empties the emptiest divided block whenever the others have room for its tiles. This
+ * file knows how a tile lies in a block and who has it; seq.c decides when. */
 #include "mem/mem.h"
 
 int32_t paged__tiles_blocks(const paged_cache *cache, int32_t group, int32_t n_tiles) {
@@ -175,7 +176,64 @@ bool paged__tile_unref(paged_cache *cache, int32_t group, int32_t tile) {
     return paged__block_unref(cache, group, id);
 }
 
+/* ---- compaction ---- */
+
+/* The one entry that names the tile; NULL: several do, or it is not known which. */
+static int32_t *only_entry(const paged_cache *cache, int32_t group, int32_t tile) {
+    const paged__tile *t = &cache->groups[group].tiles[tile];
+    const paged__seq *seq = &cache->seqs[t->row];
+    if (t->refs != 1 || !seq->live || !seq->has_tail) return NULL;
+    int32_t *tiles = paged__seq_tiles(cache, group, seq);
+    for (int32_t i = 0; i < cache->n_tiles; i++)
+        if (tiles[i] == tile) return &tiles[i];
+    return NULL;
+}
+
+static bool can_empty(const paged_cache *cache, int32_t group, int32_t block) {
+    const paged__group *gr = &cache->groups[group];
+    for (int32_t t = block * cache->n_tiles; t < (block + 1) * cache->n_tiles; t++)
+        if (gr->tiles[t].refs > 0 && !only_entry(cache, group, t)) return false;
+    return true;
+}
+
+/* The emptiest block's tile goes where the next one would be taken, which is in a fuller block. */
+static paged_status move_tile(paged_cache *cache, int32_t group, int32_t tile) {
+    int32_t to, *entry = only_entry(cache, group, tile), row = cache->groups[group].tiles[tile].row;
+    paged_status status = paged__tile_take(cache, group, &to);
+    if (status != PAGED_OK) return status;
+    status = paged__tile_copy(cache, group, to, tile);
+    if (status != PAGED_OK) {
+        paged__tile_unref(cache, group, to);
+        return status;
+    }
+    paged__tile_name(cache, group, row, entry, to);
+    cache->n_frees += paged__tile_unref(cache, group, tile);
+    cache->n_moves++;
+    return PAGED_OK;
+}
+
+paged_status paged__tails_compact(paged_cache *cache, int32_t group, size_t *rest_bytes) {
+    paged__group *gr = &cache->groups[group];
+    size_t tile_bytes = gr->block_bytes / (size_t)cache->n_tiles;
+    while (gr->n_free_tiles >= cache->n_tiles) { /* without the block, the others have room for its tiles */
+        int32_t block = gr->open[0], first = block * cache->n_tiles;
+        size_t bytes = (size_t)gr->blocks[block].refs * tile_bytes;
+        if (bytes > *rest_bytes || !can_empty(cache, group, block)) return PAGED_OK;
+        for (int32_t t = first; t < first + cache->n_tiles; t++) {
+            paged_status status = gr->tiles[t].refs > 0 ? move_tile(cache, group, t) : PAGED_OK;
+            if (status != PAGED_OK) return status;
+        }
+        *rest_bytes -= bytes;
+    }
+    return PAGED_OK;
+}
+
 /* ---- the tail of a sequence ---- */
+
+void paged__tile_name(paged_cache *cache, int32_t group, int32_t row, int32_t *entry, int32_t tile) {
+    *entry = tile;
+    cache->groups[group].tiles[tile].row = row;
+}
 
 int32_t paged__seq_n_tiles(const paged_cache *cache, const paged__seq *seq) {
     if (!seq->has_tail) return 0;

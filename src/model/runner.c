@@ -28,6 +28,7 @@ static paged_status create_attn(paged__runner *r, const paged_kv *kv, paged_erro
         .max_q = r->config.max_tokens,
         .max_seqs = r->config.max_seqs,
         .max_k = r->config.max_k,
+        .max_shared_q = r->config.max_shared_q,
     };
     return paged_attn_create(&c, &r->attn, err);
 }
@@ -190,6 +191,10 @@ paged_status paged__runner_step(paged__runner *r, const paged__step *step, const
     if (logits) *logits = step->n_outputs ? r->logits : NULL;
     r->step_ns += paged__now_ns() - start;
     return PAGED_OK;
+}
+
+void paged__runner_run(paged__runner *r, void (*fn)(void *user, int32_t ith, int32_t nth), void *user) {
+    paged__team_run(r->team, fn, user);
 }
 
 /* ---- facts ---- */

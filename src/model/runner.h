@@ -17,6 +17,7 @@ typedef struct paged__runner paged__runner;
 typedef struct paged__runner_config {
     int32_t max_tokens, max_seqs, max_outputs; /* largest step */
     int32_t max_k;                             /* longest sequence */
+    int32_t max_shared_q;                      /* cascade: most rows of all sequences that share */
     int32_t n_threads;
     const paged_kv *kv; /* [n_layers] copied; what they point to is borrowed */
 } paged__runner_config;
@@ -39,6 +40,9 @@ void paged__runner_free(paged__runner *r); /* NULL is fine */
  * (before anything was written). */
 paged_status paged__runner_step(paged__runner *r, const paged__step *step, const float **logits,
                                 paged_error *err);
+
+/* fn(user, ith, nth) on all threads of the runner, between steps. */
+void paged__runner_run(paged__runner *r, void (*fn)(void *user, int32_t ith, int32_t nth), void *user);
 
 size_t paged__runner_compute_bytes(const paged__runner *r); /* activations and logits */
 const char *paged__runner_attn_kernels(const paged__runner *r);

@@ -75,10 +75,10 @@ def test_a_conversation_in_a_terminal(model, tmp_path):
 
 
 def test_interrupt_stops_the_answer_and_not_the_program(model, tmp_path):
-    t = Terminal(model, tmp_path, "--ignore-eos", "--max-tokens", 400)
+    t = Terminal(model, tmp_path, "--ignore-eos", "--max-tokens", 7000, "--ctx", 8192)
     t.until("> ")
     t.type("Tell me a long story\r")
-    time.sleep(1.5)
+    t.until("story\r\n.*[a-z]{3} [a-z]{3}")
     t.type("\x03")
     t.until("stopped")
     t.until("> ")

@@ -567,7 +567,7 @@ static void salts_and_pressure(void) {
     }
     paged_cache_stats stats;
     paged_engine_get_cache_stats(e, &stats);
-    CHECK_EQ(stats.n_hit_tokens, n_reused);
+    CHECK(stats.n_hit_tokens >= (uint64_t)n_reused); /* those that were preempted find their own again */
     CHECK(n_reused > 300 && stats.n_evicted > 0);
     paged_engine_free(e);
     paged_model_free(m);

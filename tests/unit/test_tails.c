@@ -277,6 +277,41 @@ static void waste_is_that_of_blocks_of_16(void) {
 /* D01: 150 requests, eight at a time, of all mixes of lengths around the edges; prefix cache off and on.
  * When idle, everything that is in use is cached, and nothing where there is no cache. D02: some are aborted,
  * at any step, reservations open. */
+/* Sixteen tails of one to four tiles in turns; half of them leave, and no whole block may be lost between the
+ * tiles of the others. Their bytes are where their tables say, and a tile with two owners stays. */
+static void compaction_loses_no_block(void) {
+    for (int32_t type = 0; type < 4; type++) {
+        paged_cache *cache = open_cache(64, (paged_type)type);
+        paged_seq seqs[15], twin;
+        int32_t n_tiles = 0;
+        size_t moved = 0;
+        for (int32_t s = 0; s < 15; s++) seqs[s] = open_seq(cache);
+        for (int32_t t = 0; t < T; t++) {
+            for (int32_t s = 0; s < 15; s++)
+                if (t <= s % T) write_on(cache, seqs[s], t < s % T ? PAGED_TILE : 5, (uint64_t)s);
+        }
+        for (int32_t s = 0; s < 15; s += 2) CHECK_EQ(paged_seq_free(cache, seqs[s]), PAGED_OK);
+        for (int32_t s = 1; s < 15; s += 2) n_tiles += s % T + 1;
+        CHECK_EQ(stats_of(cache).n_tail_tiles, n_tiles);
+        CHECK(stats_of(cache).n_divided > (n_tiles + T - 1) / T);
+        CHECK_EQ(paged_cache_compact(cache, SIZE_MAX, false, NULL), PAGED_OK); /* nothing in use may move */
+        CHECK(stats_of(cache).n_divided > (n_tiles + T - 1) / T);
+        CHECK_EQ(paged_cache_compact(cache, SIZE_MAX, true, &moved), PAGED_OK);
+        check_cache(cache);
+        CHECK(moved > 0);
+        CHECK_EQ(stats_of(cache).n_divided, (n_tiles + T - 1) / T);
+        for (int32_t s = 1; s < 15; s += 2)
+            compare(cache, seqs[s], 0, paged_seq_len(cache, seqs[s]), (uint64_t)s);
+        CHECK_EQ(paged_seq_fork(cache, seqs[1], &twin), PAGED_OK);
+        for (int32_t s = 3; s < 15; s += 2) CHECK_EQ(paged_seq_free(cache, seqs[s]), PAGED_OK);
+        CHECK_EQ(paged_cache_compact(cache, SIZE_MAX, true, NULL), PAGED_OK);
+        check_cache(cache);
+        compare(cache, seqs[1], 0, paged_seq_len(cache, seqs[1]), 1);
+        compare(cache, twin, 0, paged_seq_len(cache, twin), 1);
+        paged_cache_free(cache);
+    }
+}
+
 static void nothing_is_left_behind(void) {
     const int32_t edges[] = {1, B - 1, B, B + 1, 2 * B, 2 * B + 1};
     for (int32_t reuse = 0; reuse < 2; reuse++) {
@@ -385,6 +420,7 @@ static void check_names_what_is_broken(void) {
     X(forks_share_tiles)                                                                                     \
     X(tails_are_reused)                                                                                      \
     X(bytes_stay_what_they_were)                                                                             \
+    X(compaction_loses_no_block)                                                                             \
     X(waste_is_that_of_blocks_of_16)                                                                         \
     X(nothing_is_left_behind)                                                                                \
     X(create_refuses)                                                                                        \
