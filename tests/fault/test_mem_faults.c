@@ -133,6 +133,9 @@ struct view {
 static void look(const struct world *w, struct view *view) {
     memset(view, 0, sizeof *view);
     paged_cache_get_stats(w->cache, &view->stats);
+    /* The gap behind it, which nobody sets. */
+    const size_t gap = offsetof(paged_cache_stats, n_available) + sizeof view->stats.n_available;
+    memset((uint8_t *)&view->stats + gap, 0, offsetof(paged_cache_stats, max_bytes) - gap);
     view->stats.backed_bytes = view->stats.idle_bytes = 0;
     view->stats.n_backed = view->stats.n_unbacked = 0;
     for (int32_t s = 0; s < N_SEQS; s++) {
