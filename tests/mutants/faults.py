@@ -101,6 +101,12 @@ FAULTS = [
     ("the limit is ignored", "pool.c", "need_bytes == 0 || cache->taken_bytes + need_bytes <= cache->max_bytes",
      "true"),
     ("compaction leaves the tables as they were", "compact.c", " rewrite_tables(cache);", " (void)rewrite_tables;"),
+    ("a compaction that failed renames what it did not copy", "compact.c",
+     "finish_moves(cache, &c, g, status == PAGED_OK);", "finish_moves(cache, &c, g, true);"),
+    ("a tile moves though several rows name it", "tail.c", "if (t->refs != 1 || !seq->live", "if (t->refs < 1 || !seq->live"),
+    ("a tile moves without its content", "tail.c", "status = paged__tile_copy(cache, group, to, tile);",
+     "status = PAGED_OK;"),
+    ("a tile moves, and its row is not told", "tail.c", "    paged__tile_name(cache, group, row, entry, to);\n", ""),
     # promises
     ("a waiter is never let go", "promise.c",
      "        if (cache->seqs[row].len >= p->n_common) stop_waiting(cache, r);\n", ""),
