@@ -245,7 +245,8 @@ PAGED_API paged_status paged_cache_trim(paged_cache *cache, size_t keep_bytes);
  * is drained only if the free blocks of others hold all of it, so that a call with nothing to gain does
  * nothing. With in_use tiles of packed tails move as well, until no whole block could be gained.
  * *moved_bytes: copied, 0: nothing is left to do (may be NULL). O(blocks moved), and O(table entries) if
- * blocks in use moved. Errors: INVALID_ARG, what the arena says; then no block has moved. Method: the
+ * blocks in use moved. Errors: INVALID_ARG, what the arena says; then no block has moved, though tiles may
+ * have, and every sequence holds what it held. Method: the
  * emptiest segments first, as the cleaner of a log-structured file system (Rosenblum, Ousterhout 1992). */
 PAGED_API paged_status paged_cache_compact(paged_cache *cache, size_t budget_bytes, bool in_use,
                                            size_t *moved_bytes);
