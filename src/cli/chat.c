@@ -7,6 +7,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <histedit.h>
+#include <langinfo.h>
+#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -127,6 +129,9 @@ static void open_editor(chat *c) {
     char path[4096];
     HistEvent event;
     if (!isatty(STDIN_FILENO)) return;
+    /* libedit knows characters by the locale, and a message is UTF-8 whatever that says. */
+    setlocale(LC_CTYPE, "");
+    if (strcmp(nl_langinfo(CODESET), "UTF-8") != 0) setlocale(LC_CTYPE, "C.UTF-8");
     c->edit = el_init("paged", stdin, stdout, stderr);
     if (!c->edit) return;
     el_set(c->edit, EL_PROMPT, prompt_text);

@@ -1,4 +1,5 @@
 """Goal: `paged chat` holds a conversation, in a terminal and through a pipe. Method: from outside, with a real pseudo-terminal."""
+import contextlib
 import fcntl
 import json
 import os
@@ -41,10 +42,29 @@ class Terminal:
         return before
 
     def type(self, text):
-        os.write(self.master, text.encode())
+        with contextlib.suppress(OSError):
+            os.write(self.master, text.encode())
 
-    def close(self):
-        code = self.process.wait(timeout=30)
+    def press(self, key, pattern):
+        """A key that comes while the editor makes the terminal raw is lost, so it is typed until it is heard."""
+        for _ in range(20):
+            self.type(key)
+            with contextlib.suppress(AssertionError):
+                return self.until(pattern, timeout=1)
+        raise AssertionError(f"{pattern!r} did not come: {self.seen!r}")
+
+    def close(self, key=""):
+        """The exit code, after typing the key until it is heard. What still comes is read: the program sets the terminal right only
+        when its output is through."""
+        deadline = time.monotonic() + 30
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.type(key)
+            if select.select([self.master], [], [], 0.3)[0]:
+                try:
+                    self.seen += os.read(self.master, 65536).decode(errors="replace")
+                except OSError:
+                    break
+        code = self.process.wait(timeout=5)
         os.close(self.master)
         return code
 
@@ -68,10 +88,27 @@ def test_a_conversation_in_a_terminal(model, tmp_path):
     t.until("a new conversation")
     t.type("/stast\r")
     t.until("did you mean /stats")
-    t.type("\x04")
-    assert t.close() == 0
+    t.until("> ")
+    assert t.close("/quit\r") == 0
     history = tmp_path / "paged/history"
     assert "Hello" in history.read_text() and history.stat().st_mode & 0o077 == 0
+
+
+def test_letters_of_all_languages_can_be_typed(model, tmp_path, monkeypatch):
+    """Whatever the locale says: what was typed is in the history, and the model was asked that."""
+    for locale in ("C", "C.UTF-8"):
+        monkeypatch.setenv("LC_ALL", locale)
+        t = Terminal(model, tmp_path / locale)
+        t.until("> ")
+        t.type("Grüße 你好 🦙\r")
+        t.type("/stats\r")
+        t.until("2 messages")
+        t.until("> ")
+        assert t.close("/quit\r") == 0
+        history = (tmp_path / locale / "paged/history").read_text(encoding="utf-8")
+        # libedit writes what is not ASCII as octal bytes.
+        lines = [line.encode().decode("unicode_escape").encode("latin-1").decode().strip() for line in history.splitlines()]
+        assert "Grüße 你好 🦙" in lines
 
 
 def test_interrupt_stops_the_answer_and_not_the_program(model, tmp_path):
@@ -82,10 +119,16 @@ def test_interrupt_stops_the_answer_and_not_the_program(model, tmp_path):
     t.type("\x03")
     t.until("stopped")
     t.until("> ")
-    t.type("\x03")
-    t.until("Ctrl-D")
-    t.type("\x03")
-    assert t.close() in (0, 130)
+    t.press("\x03", "Ctrl-D")
+    assert t.close("\x03") in (0, 130)
+
+
+def test_ctrl_d_leaves(model, tmp_path):
+    t = Terminal(model, tmp_path)
+    t.until("> ")
+    time.sleep(1)
+    t.type("\x04")
+    assert t.close() == 0
 
 
 def test_lines_from_a_pipe(paged, model):
