@@ -270,7 +270,8 @@ static size_t resident_bytes(const char *path) {
     FILE *maps = fopen("/proc/self/smaps", "r");
     CHECK(maps != NULL);
     while (fgets(line, sizeof line, maps)) {
-        if (strchr(line, '-') && strchr(line, '/')) inside = strstr(line, path) != NULL;
+        unsigned long begin, end;
+        if (sscanf(line, "%lx-%lx ", &begin, &end) == 2) inside = strstr(line, path) != NULL; /* a mapping */
         if (inside && sscanf(line, "Rss: %zu kB", &kib) == 1) n_bytes += kib << 10;
     }
     fclose(maps);
