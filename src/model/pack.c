@@ -118,9 +118,6 @@ paged_status paged__model_pack(paged_model *m, void (*progress)(void *user, floa
     if (s) return s;
     paged__team_run(p.team, pack_all, &p);
     paged__team_free(p.team);
-    /* Again: reading a tensor maps pages around it, too, that had been given back. */
-    for (int32_t i = 0; i < m->n_weights; i++)
-        if (m->weights[i].is_packed) advise(&m->weights[i], MADV_DONTNEED);
     describe(m);
     return PAGED_OK;
 }
