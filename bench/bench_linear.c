@@ -274,10 +274,12 @@ static void ours_work(void *arg, int32_t ith, int32_t nth) {
 /* ggml's threads look for work for a while after it and would have a CPU of ours; so they are left to fall
  * asleep. They cannot be asked for their time: whether others were there shows in what lies beside. */
 static timing theirs(product *p) {
+    pin(the_crew.cpus[the_crew.nth - 1]); /* where its pool has the caller: behind its workers */
     double wall = clock_s(CLOCK_MONOTONIC), cpu = clock_s(CLOCK_PROCESS_CPUTIME_ID);
     must(ggml_graph_compute(p->graph, &p->plan) == GGML_STATUS_SUCCESS, "ggml_graph_compute");
     wall = clock_s(CLOCK_MONOTONIC) - wall;
     cpu = clock_s(CLOCK_PROCESS_CPUTIME_ID) - cpu;
+    pin(the_crew.cpus[0]);
     if (!options.loaded) nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
     timing t = timing_of(wall, cpu);
     t.clean = true;
