@@ -3,6 +3,7 @@
  * The emptiest extents are drained into the fullest ones. An extent is begun only if the free blocks of the
  * others hold all of its own; so each step ends nearer to one more empty extent, and there is an end. First
  * everything is copied, which can fail and is undone then; after that names change, which cannot.
+ * Tiles of packed tails go before, each for itself (tail.c).
  *
  * A move is written into the working space of check and stats, which is zero between calls: recount[from] has
  * the target + 1 in last_row and the next move's source + 1 in last_idx; recount[target] has n_writers 1. */
