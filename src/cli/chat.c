@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <wchar.h>
 
 #include "base/base.h"
 #include "cli/cli.h"
@@ -54,6 +55,8 @@ typedef struct chat {
     paged__session session;
     chat_options options;
     EditLine *edit; /* NULL: stdin is no terminal */
+    int keys;       /* the terminal once more, for reads that do not wait; -1: closed */
+    bool line_begun; /* there was something in the line that Ctrl-C ended */
     History *history;
     char *line; /* of getline(); owned */
     size_t line_capacity;
@@ -125,10 +128,34 @@ static bool history_path(char *path, size_t capacity) {
     return true;
 }
 
+/* libedit's way to a character: Ctrl-C ends it, bytes that are no UTF-8 are dropped. */
+static int read_key(EditLine *edit, wchar_t *key) {
+    mbstate_t state = {0};
+    chat *c;
+    if (el_get(edit, EL_CLIENTDATA, &c) != 0) return -1;
+    for (;;) {
+        char byte;
+        if (!paged__interrupt_wait(c->keys)) {
+            const LineInfo *line = el_line(edit);
+            c->line_begun = line->lastchar > line->buffer;
+            return -1;
+        }
+        const ssize_t n = read(c->keys, &byte, 1);
+        if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue; /* Ctrl-C throws away what was typed */
+        if (n <= 0) return (int)n;
+        const size_t length = mbrtowc(key, &byte, 1, &state);
+        if (length == (size_t)-1) state = (mbstate_t){0};
+        if (length <= 1) return 1; /* 0: a NUL, which is a key as well */
+    }
+}
+
 static void open_editor(chat *c) {
     char path[4096];
     HistEvent event;
     if (!isatty(STDIN_FILENO)) return;
+    /* O_NONBLOCK on stdin itself would be the shell's as well. */
+    c->keys = open("/dev/stdin", O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (c->keys < 0) return;
     /* libedit knows characters by the locale, and a message is UTF-8 whatever that says. */
     setlocale(LC_CTYPE, "");
     if (strcmp(nl_langinfo(CODESET), "UTF-8") != 0) setlocale(LC_CTYPE, "C.UTF-8");
@@ -136,6 +163,8 @@ static void open_editor(chat *c) {
     if (!c->edit) return;
     el_set(c->edit, EL_PROMPT, prompt_text);
     el_set(c->edit, EL_EDITOR, "emacs");
+    el_set(c->edit, EL_CLIENTDATA, c);
+    el_set(c->edit, EL_GETCFN, read_key);
     c->history = history_init();
     if (!c->history) return;
     history(c->history, &event, H_SETSIZE, HISTORY_MAX);
@@ -154,32 +183,39 @@ static void close_editor(chat *c) {
         history(c->history, &event, H_SAVE, path);
     }
     if (c->edit) el_end(c->edit);
+    if (c->keys >= 0) close(c->keys);
     if (c->history) history_end(c->history);
 }
 
-/* The next line without its newline; *len -1: the end. Ctrl-C gives an empty line, a second one the end. */
-static const char *read_line(chat *c, ssize_t *len) {
+/* A line of the terminal. Ctrl-C gives up the line begun; on an empty one, the second time, it ends the
+ * conversation. */
+static const char *edit_line(chat *c, ssize_t *len) {
     const char *line = NULL;
     int n = 0;
-    paged__interrupt_keep(true);
-    for (int tries = 0; !line && tries < 2; tries++) {
-        errno = 0;
-        if (c->edit) {
-            line = el_gets(c->edit, &n);
-            *len = line ? n : -1;
-        } else {
-            *len = getline(&c->line, &c->line_capacity, stdin);
-            line = *len >= 0 ? c->line : NULL;
-        }
+    paged__interrupt_hold(true);
+    for (int on_empty = 0; on_empty < 2;) {
+        line = el_gets(c->edit, &n);
         if (line || !paged__interrupt_taken()) break;
-        if (tries == 0) fputs("\n(Ctrl-C again, Ctrl-D or /quit leaves)\n", stderr);
-        clearerr(stdin);
+        on_empty = c->line_begun ? 0 : on_empty + 1;
+        if (on_empty < 2) fputs("\n(Ctrl-C again, Ctrl-D or /quit leaves)\n", stderr);
     }
-    paged__interrupt_keep(false);
-    if (!line) return NULL;
+    paged__interrupt_hold(false);
+    *len = line ? n : -1;
     HistEvent event;
-    if (c->history && *len > 1) history(c->history, &event, H_ENTER, line);
-    while (*len > 0 && (line[*len - 1] == '\n' || line[*len - 1] == '\r')) (*len)--;
+    if (line && c->history && n > 1) history(c->history, &event, H_ENTER, line);
+    return line;
+}
+
+/* The next line without its newline; NULL: there is none. */
+static const char *read_line(chat *c, ssize_t *len) {
+    const char *line;
+    if (c->edit) {
+        line = edit_line(c, len);
+    } else {
+        *len = getline(&c->line, &c->line_capacity, stdin);
+        line = *len >= 0 ? c->line : NULL;
+    }
+    while (line && *len > 0 && (line[*len - 1] == '\n' || line[*len - 1] == '\r')) (*len)--;
     return line;
 }
 
@@ -324,7 +360,7 @@ static int talk(chat *c) {
 static int chat_command(paged__cli *cli, int argc, char **argv) {
     static const chat_options defaults = {
         .sampling = PAGED__SAMPLING_DEFAULTS, .memory = PAGED__MEMORY_DEFAULTS, .log_level = -1};
-    chat c = {.options = defaults};
+    chat c = {.options = defaults, .keys = -1};
     chat_options *o = &c.options;
     int code;
     if (!paged__args_parse(cli, &paged__command_chat, argc, argv, o, &code)) return code;
@@ -344,6 +380,7 @@ static int chat_command(paged__cli *cli, int argc, char **argv) {
         paged_engine_get_info(c.session.engine, &info);
         paged__plan_note(cli, &c.session.info, &info, c.session.model_path);
         open_editor(&c);
+        paged__interrupt_keep(c.edit != NULL);
         if (c.edit && !o->quiet) fputs("/help lists the commands, Ctrl-D leaves\n", stderr);
         code = talk(&c);
         close_editor(&c);

@@ -1,6 +1,8 @@
 /* cli/session.c: see session.h. */
 #include "cli/session.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -151,33 +153,29 @@ static atomic_bool taken, keep_running;
 static void on_interrupt(int signal_number) {
     (void)signal_number;
     paged_engine *engine = atomic_load(&watched_engine);
-    if (!engine && atomic_load(&keep_running)) {
-        atomic_store(&taken, true);
-        return;
-    }
-    if (!engine || atomic_exchange(&taken, true)) {
+    const bool again = atomic_exchange(&taken, true);
+    if (!again && engine) {
+        paged_engine_cancel(engine, atomic_load(&watched_id));
+    } else if (again || !atomic_load(&keep_running)) {
         paged__term *term = atomic_load(&watched_term);
         if (term) paged__term_clear(term);
         _exit(PAGED__EXIT_INTERRUPTED);
     }
-    paged_engine_cancel(engine, atomic_load(&watched_id));
-}
-
-static void install(int flags) {
-    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = flags};
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
 }
 
 void paged__interrupt_catch(paged__cli *cli) {
+    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask);
     atomic_store(&watched_term, &cli->term);
-    install(SA_RESTART);
+    sigaction(SIGINT, &action, NULL);
 }
 
 void paged__interrupt_watch(paged_engine *engine, uint64_t id) {
     atomic_store(&watched_engine, NULL);
     atomic_store(&watched_id, id);
     atomic_store(&watched_engine, engine);
+    /* One that came since the last look and before there was a request to cancel. */
+    if (engine && atomic_load(&taken)) paged_engine_cancel(engine, id);
 }
 
 bool paged__interrupt_taken(void) {
@@ -185,6 +183,24 @@ bool paged__interrupt_taken(void) {
 }
 
 void paged__interrupt_keep(bool keep) {
-    /* Whoever waits for a line must be woken. */
-    if (atomic_exchange(&keep_running, keep) != keep) install(keep ? 0 : SA_RESTART);
+    atomic_store(&keep_running, keep);
+}
+
+void paged__interrupt_hold(bool hold) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    pthread_sigmask(hold ? SIG_BLOCK : SIG_UNBLOCK, &set, NULL);
+}
+
+bool paged__interrupt_wait(int fd) {
+    struct pollfd wait = {.fd = fd, .events = POLLIN};
+    sigset_t set;
+    pthread_sigmask(SIG_BLOCK, NULL, &set);
+    sigdelset(&set, SIGINT);
+    while (!atomic_load(&taken)) {
+        if (ppoll(&wait, 1, NULL, &set) >= 0) return true;
+        if (errno != EINTR && errno != EAGAIN) return true; /* the read will say what it is */
+    }
+    return false;
 }

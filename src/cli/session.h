@@ -215,9 +215,15 @@ double paged__decode_speed(const paged_output *out);
 
 void paged__interrupt_catch(paged__cli *cli);
 void paged__interrupt_watch(paged_engine *engine, uint64_t id); /* engine NULL: nothing is watched */
-bool paged__interrupt_taken(void); /* since the last call, a watched request was cancelled */
+bool paged__interrupt_taken(void); /* one came since the last call; the next one is a first one again */
 
-/* With `keep` true Ctrl-C while nothing is watched is only noted (paged__interrupt_taken). */
+/* With `keep` true the first one is only noted where nothing is watched; it cancels the next that is watched
+ * unless paged__interrupt_taken() is asked before. */
 void paged__interrupt_keep(bool keep);
+
+/* A wait for input that Ctrl-C ends whenever it comes: hold it back, wait for the input, read, let it go. False:
+ * it came, now or before. One that is held back comes in the wait, never between the look and the read. */
+void paged__interrupt_hold(bool hold);
+bool paged__interrupt_wait(int fd);
 
 #endif

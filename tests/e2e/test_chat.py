@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import random
 import re
 import select
 import subprocess
@@ -45,20 +46,20 @@ class Terminal:
         with contextlib.suppress(OSError):
             os.write(self.master, text.encode())
 
-    def press(self, key, pattern):
-        """A key that comes while the editor makes the terminal raw is lost, so it is typed until it is heard."""
-        for _ in range(20):
-            self.type(key)
-            with contextlib.suppress(AssertionError):
-                return self.until(pattern, timeout=1)
-        raise AssertionError(f"{pattern!r} did not come: {self.seen!r}")
+    def prompt(self, timeout=60):
+        """Waits until the program reads a line: it has made the terminal raw and written its prompt. What is typed earlier is not
+        lost, but the terminal echoes it, which a test could take for the program's output."""
+        deadline = time.monotonic() + timeout
+        before = self.until("> ", timeout)
+        while termios.tcgetattr(self.master)[3] & termios.ICANON:
+            assert time.monotonic() < deadline, f"the program reads no line: {before!r}"
+            time.sleep(0.01)
+        return before
 
-    def close(self, key=""):
-        """The exit code, after typing the key until it is heard. What still comes is read: the program sets the terminal right only
-        when its output is through."""
+    def close(self):
+        """The exit code. What still comes is read: the program sets the terminal right only when its output is through."""
         deadline = time.monotonic() + 30
         while self.process.poll() is None and time.monotonic() < deadline:
-            self.type(key)
             if select.select([self.master], [], [], 0.3)[0]:
                 try:
                     self.seen += os.read(self.master, 65536).decode(errors="replace")
@@ -72,24 +73,28 @@ class Terminal:
 def test_a_conversation_in_a_terminal(model, tmp_path):
     t = Terminal(model, tmp_path)
     t.until("/help lists")
-    t.until("> ")
+    t.prompt()
     t.type("Hello\r")
-    t.until("> ")
+    t.prompt()
     t.type("/stats\r")
     stats = t.until(r"2 messages, \d+ of 512 tokens.*\n")
     assert "0 from the cache" in stats
+    t.prompt()
     t.type("What did I say?\r")
-    t.until("> $|> \\x1b")
+    t.prompt()
     t.type("/stats\r")
     stats = t.until(r"4 messages, .*\n")
     cached = int(re.search(r"\((\d+) from the cache\)", stats)[1])
     assert cached >= 32  # the first turn, question and answer, was not computed again
+    t.prompt()
     t.type("/clear\r")
     t.until("a new conversation")
+    t.prompt()
     t.type("/stast\r")
     t.until("did you mean /stats")
-    t.until("> ")
-    assert t.close("/quit\r") == 0
+    t.prompt()
+    t.type("/quit\r")
+    assert t.close() == 0
     history = tmp_path / "paged/history"
     assert "Hello" in history.read_text() and history.stat().st_mode & 0o077 == 0
 
@@ -99,34 +104,61 @@ def test_letters_of_all_languages_can_be_typed(model, tmp_path, monkeypatch):
     for locale in ("C", "C.UTF-8"):
         monkeypatch.setenv("LC_ALL", locale)
         t = Terminal(model, tmp_path / locale)
-        t.until("> ")
+        t.prompt()
         t.type("Grüße 你好 🦙\r")
+        t.prompt()
         t.type("/stats\r")
         t.until("2 messages")
-        t.until("> ")
-        assert t.close("/quit\r") == 0
+        t.prompt()
+        t.type("/quit\r")
+        assert t.close() == 0
         history = (tmp_path / locale / "paged/history").read_text(encoding="utf-8")
         # libedit writes what is not ASCII as octal bytes.
         lines = [line.encode().decode("unicode_escape").encode("latin-1").decode().strip() for line in history.splitlines()]
         assert "Grüße 你好 🦙" in lines
 
 
-def test_interrupt_stops_the_answer_and_not_the_program(model, tmp_path):
-    t = Terminal(model, tmp_path, "--ignore-eos", "--max-tokens", 7000, "--ctx", 8192)
-    t.until("> ")
+def begin_a_story(model, state):
+    t = Terminal(model, state, "--ignore-eos", "--max-tokens", 7000, "--ctx", 8192)
+    t.prompt()
     t.type("Tell me a long story\r")
     t.until("story\r\n.*[a-z]{3} [a-z]{3}")
+    return t
+
+
+def test_interrupt_stops_the_answer_and_not_the_program(model, tmp_path):
+    t = begin_a_story(model, tmp_path)
     t.type("\x03")
     t.until("stopped")
-    t.until("> ")
-    t.press("\x03", "Ctrl-D")
-    assert t.close("\x03") in (0, 130)
+    t.prompt()
+    t.type("\x03")
+    t.until("Ctrl-D")
+    t.prompt()
+    t.type("\x03")
+    assert t.close() == 0
+
+
+def test_interrupt_at_any_moment_is_answered(model, tmp_path):
+    """Between the line and the answer, and between the answer and the line, as well as in them: nothing hangs, none is ignored."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    print("seed", seed)
+    rng = random.Random(seed)
+    for _ in range(20):
+        t = Terminal(model, tmp_path, "--ignore-eos", "--max-tokens", 7000, "--ctx", 8192)
+        t.prompt()
+        t.type("Tell me a long story\r")
+        time.sleep(rng.choice((0, 0, 0.001, 0.01, 0.05)) * rng.random())
+        t.type("\x03")
+        # The line was taken, and then the answer is stopped; or it was not, and the editor says how to leave.
+        t.until(r"\(stopped\)|\(Ctrl-C again")
+        t.prompt()
+        t.type("/quit\r")
+        assert t.close() == 0
 
 
 def test_ctrl_d_leaves(model, tmp_path):
     t = Terminal(model, tmp_path)
-    t.until("> ")
-    time.sleep(1)
+    t.prompt()
     t.type("\x04")
     assert t.close() == 0
 
