@@ -54,8 +54,8 @@ static const paged__option options_table[] = {
 typedef struct chat {
     paged__session session;
     chat_options options;
-    EditLine *edit; /* NULL: stdin is no terminal */
-    int keys;       /* the terminal once more, for reads that do not wait; -1: closed */
+    EditLine *edit;  /* NULL: stdin is no terminal */
+    int keys;        /* the terminal once more, for reads that do not wait; -1: closed */
     bool line_begun; /* there was something in the line that Ctrl-C ended */
     History *history;
     char *line; /* of getline(); owned */
