@@ -134,6 +134,7 @@ typedef enum paged_finish {
     PAGED_FINISH_CANCELLED,
     PAGED_FINISH_ERROR,
     PAGED_FINISH_DEADLINE,
+    PAGED_FINISH_READER, /* its reader took nothing for too long; see service.h */
     PAGED_FINISH_KINDS
 } paged_finish;
 
@@ -146,6 +147,7 @@ typedef enum paged_wait {
     PAGED_WAIT_BLOCKS,    /* the pool has too few blocks for it */
     PAGED_WAIT_PROMISE,   /* another one computes what it needs */
     PAGED_WAIT_PREEMPTED, /* it ran, and gave its blocks to others */
+    PAGED_WAIT_READER,    /* its output waits for its reader; see service.h */
     PAGED_WAIT_KINDS
 } paged_wait;
 

@@ -24,6 +24,8 @@ const char *paged_finish_name(paged_finish finish) {
         return "error";
     case PAGED_FINISH_DEADLINE:
         return "deadline";
+    case PAGED_FINISH_READER:
+        return "reader";
     case PAGED_FINISH_KINDS:
         break;
     }
@@ -34,7 +36,7 @@ const char *paged_wait_name(paged_wait wait) {
     static const char *const names[PAGED_WAIT_KINDS] = {
         [PAGED_WAIT_NONE] = "none",           [PAGED_WAIT_QUEUE] = "queue",
         [PAGED_WAIT_BLOCKS] = "blocks",       [PAGED_WAIT_PROMISE] = "promise",
-        [PAGED_WAIT_PREEMPTED] = "preempted",
+        [PAGED_WAIT_PREEMPTED] = "preempted", [PAGED_WAIT_READER] = "reader",
     };
     return wait >= 0 && wait < PAGED_WAIT_KINDS ? names[wait] : "unknown";
 }
