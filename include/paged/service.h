@@ -2,14 +2,14 @@
  *
  *     paged_service_create -> { submit -> read … -> release } from any threads -> paged_service_free
  *
- * The service's thread owns the engine and steps it while there is work; it sleeps, without burning a CPU,
- * while there is none. Callers meet it through queues only. A request's output waits in a ring of its own:
- * when that is full the request is *parked* (PAGED_WAIT_READER: it keeps its blocks and has no part in the
- * steps) until its reader has made room, so that no token is ever dropped and nobody else waits; one that stays
- * parked for reader_timeout_ms ends by PAGED_FINISH_READER.
+ * The service's thread owns the engine and steps it while there is work; it sleeps, without burning a
+ * CPU, while there is none. Callers meet it through queues only. A request's output waits in a ring of
+ * its own: when that is full the request is *parked* (PAGED_WAIT_READER: it keeps its blocks and has no
+ * part in the steps) until its reader has made room, so that no token is ever dropped and nobody else
+ * waits; one that stays parked for reader_timeout_ms ends by PAGED_FINISH_READER.
  *
- * Thread rule: every function may be called from any thread, except that one id is read by one thread at a
- * time. paged_service_cancel is also safe in a signal handler.
+ * Thread rule: every function may be called from any thread, except that one id is read by one thread at
+ * a time. paged_service_cancel is also safe in a signal handler.
  */
 #ifndef PAGED_SERVICE_H
 #define PAGED_SERVICE_H
@@ -29,11 +29,13 @@ typedef struct paged_service_config {
     int32_t reader_timeout_ms; /* 0: 60 000 */
 } paged_service_config;
 
-/* Errors: those of paged_engine_create, and NO_MEMORY where no thread could be started. The model is borrowed. */
+/* Errors: those of paged_engine_create, and NO_MEMORY where no thread could be started. The model is
+ * borrowed. */
 PAGED_API paged_status paged_service_create(const paged_model *model, const paged_service_config *config,
                                             paged_service **out, paged_error *err);
 
-/* Cancels what runs, waits for the step under way, ends the thread. Nobody may be in another call. NULL is fine.
+/* Cancels what runs, waits for the step under way, ends the thread. Nobody may be in another call. NULL
+ * is fine.
  */
 PAGED_API void paged_service_free(paged_service *service);
 
@@ -41,9 +43,10 @@ PAGED_API void paged_service_free(paged_service *service);
 PAGED_API paged_status paged_service_submit(paged_service *service, const paged_request *request,
                                             uint64_t *id, paged_error *err);
 
-/* As paged_engine_read: what is new of one request. Waits up to timeout_ms (0: not at all, < 0: without limit)
- * until there is something new: text, tokens, progress of the prompt, or the end. Without any in that time
- * *out has counters and wait only. Pointers are borrowed until the next read or release of the same id. NOT_FOUND.
+/* As paged_engine_read: what is new of one request. Waits up to timeout_ms (0: not at all, < 0: without
+ * limit) until there is something new: text, tokens, progress of the prompt, or the end. Without any in
+ * that time *out has counters and wait only. Pointers are borrowed until the next read or release of the
+ * same id. NOT_FOUND.
  */
 PAGED_API paged_status paged_service_read(paged_service *service, uint64_t id, int32_t timeout_ms,
                                           paged_output *out);
@@ -58,15 +61,15 @@ PAGED_API void paged_service_cancel(paged_service *service, uint64_t id);
 /* Forgets a request, running or finished. Its blocks are given back within one step. NOT_FOUND. */
 PAGED_API paged_status paged_service_release(paged_service *service, uint64_t id);
 
-/* For event loops: a descriptor that is readable while requests have news that nobody has asked for. Owned by the
- * service. paged_service_ready returns up to `capacity` of their ids and forgets the news; each is then read with
- * timeout 0. */
+/* For event loops: a descriptor that is readable while requests have news that nobody has asked for.
+ * Owned by the service. paged_service_ready returns up to `capacity` of their ids and forgets the news;
+ * each is then read with timeout 0. */
 PAGED_API int paged_service_fd(paged_service *service);
 PAGED_API int32_t paged_service_ready(paged_service *service, uint64_t *ids, int32_t capacity);
 
-/* Runs fn(engine, user) on the service's thread between two steps and waits for it: anything that engine.h and mem.h
- * can tell or do and that is not above (statistics, check, block map). fn must be quick, and must not call the
- * service. */
+/* Runs fn(engine, user) on the service's thread between two steps and waits for it: anything that
+ * engine.h and mem.h can tell or do and that is not above (statistics, check, block map). fn must be
+ * quick, and must not call the service. */
 PAGED_API void paged_service_call(paged_service *service, void (*fn)(paged_engine *engine, void *user),
                                   void *user);
 

@@ -221,8 +221,9 @@ bool paged__interrupt_taken(void); /* one came since the last call; the next one
  * unless paged__interrupt_taken() is asked before. */
 void paged__interrupt_keep(bool keep);
 
-/* A wait for input that Ctrl-C ends whenever it comes: hold it back, wait for the input, read, let it go. False:
- * it came, now or before. One that is held back comes in the wait, never between the look and the read. */
+/* A wait for input that Ctrl-C ends whenever it comes: hold it back, wait for the input, read, let it go.
+ * False: it came, now or before. One that is held back comes in the wait, never between the look and the
+ * read. */
 void paged__interrupt_hold(bool hold);
 bool paged__interrupt_wait(int fd);
 
