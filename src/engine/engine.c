@@ -87,7 +87,9 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
                                    .max_seq_tokens = e->n_ctx,
                                    .packed_tails = e->packed_tails,
                                    .trim_after = 10 * 1000000000ull, /* ns, as of paged__now_ns() */
-                                   .poison = c->poison};
+                                   .poison = c->poison,
+                                   .event = c->event,
+                                   .event_user = c->event_user};
     paged_status s = paged_cache_create(&cc, &e->cache, err);
     paged_cache_stats stats;
     if (s) return s;
@@ -266,6 +268,28 @@ void paged_engine_get_stats(const paged_engine *e, paged_engine_stats *out) {
     out->n_waiting = e->n_waiting;
     for (int32_t i = 0; i < e->n_running; i++) out->n_wait[e->running[i]->wait]++;
     for (int32_t i = 0; i < e->n_waiting; i++) out->n_wait[e->waiting[i]->wait]++;
+}
+
+const paged_cache *paged_engine_cache(const paged_engine *e) {
+    return e->cache;
+}
+
+static paged_request_view view_of(const paged__request *r) {
+    return (paged_request_view){.id = r->id,
+                                .wait = r->wait,
+                                .seq = r->state == PAGED__RUNNING ? r->seq : 0,
+                                .n_prompt = r->n_prompt,
+                                .n_tokens = r->n_tokens,
+                                .n_cached = r->n_cached,
+                                .n_reused = r->n_reused,
+                                .n_preemptions = r->n_preemptions};
+}
+
+int32_t paged_engine_requests(const paged_engine *e, paged_request_view *out, int32_t capacity) {
+    for (int32_t i = 0; i < e->n_running && i < capacity; i++) out[i] = view_of(e->running[i]);
+    for (int32_t i = 0; i < e->n_waiting && e->n_running + i < capacity; i++)
+        out[e->n_running + i] = view_of(e->waiting[i]);
+    return e->n_running + e->n_waiting;
 }
 
 paged_status paged_engine_check(const paged_engine *e, paged_error *err) {

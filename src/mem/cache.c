@@ -495,13 +495,3 @@ void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out) {
     s.table_bytes = (size_t)cache->n_groups * (size_t)cache->max_seqs * row_bytes(cache->table_stride);
     *out = s;
 }
-
-int32_t paged_block_refs(const paged_cache *cache, int32_t group, int32_t block) {
-    if (!cache || group < 0 || group >= cache->n_groups || block < 0 || block >= cache->groups[group].n_ids)
-        return -1;
-    int32_t extent = paged__extent_of(cache, group, block), first, n_blocks;
-    if (extent >= cache->n_extents) return -1;
-    paged__extent_range(cache, group, extent, &first, &n_blocks);
-    if (block < first || block >= first + n_blocks) return -1; /* lies across the border of two extents */
-    return cache->groups[group].blocks[block].refs;
-}
