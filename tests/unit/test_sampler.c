@@ -228,8 +228,8 @@ static void selection(void) {
     }
 }
 
-/* The cuts beside a sort of the vocabulary: flat rows, equal logits, rows that span more than weights do. What
- * is kept is where the draws fall. */
+/* The cuts beside a sort of the vocabulary: flat rows, equal logits, rows that span more than weights can.
+ * What is kept is where the draws fall. */
 static void cuts_of_many(void) {
     enum { N = 3000 };
     static float row[N];
