@@ -48,6 +48,9 @@ typedef struct paged_engine_config {
     void *event_user;
     bool no_packed_tails; /* last blocks are blocks also where packed tails (mem.h) are possible: block_size
                            * 32 … 256, packed layout */
+    bool contiguous;      /* no paging, to compare with (enable_paged false): a request takes room for n_ctx
+                           * tokens in one run before it begins and keeps it until it ends; nothing is shared,
+                           * nobody is preempted. Answers have the same bits */
 } paged_engine_config;
 
 enum {
@@ -206,7 +209,7 @@ typedef struct paged_engine_info {
     const char *linear_kernels; /* "avx512_vnni, packed q8_0, q4_1": kernels, layout, types */
     size_t weight_bytes, pool_bytes, compute_bytes, kv_bytes_per_token;
     int32_t n_blocks;
-    bool packed_tails;
+    bool packed_tails, contiguous;
     bool deterministic;    /* every weight type passed the self-test of products */
     char determinism[200]; /* "q4_1: yes, q8_0: yes" */
 } paged_engine_info;

@@ -76,6 +76,9 @@ void paged__plan_note(paged__cli *cli, const paged_model_info *model, const page
                 paged__size(engine->pool_bytes).text, engine->n_blocks, engine->n_blocks == 1 ? "" : "s",
                 engine->block_size, paged__type_name(engine->kv_type),
                 (long long)engine->n_blocks * engine->block_size, engine->n_ctx);
+    if (engine->contiguous)
+        paged__note(cli, "no paging: room for %d requests at once, a run of %d tokens each",
+                    engine->n_blocks * engine->block_size / engine->n_ctx, engine->n_ctx);
     paged__note(cli, "%d thread%s, attention kernels %s, linear %s, %s for computing", engine->n_threads,
                 engine->n_threads == 1 ? "" : "s", engine->attn_kernels, engine->linear_kernels,
                 paged__size(engine->compute_bytes).text);

@@ -35,6 +35,7 @@ static paged_status fill_defaults(const paged_model_info *info, paged_engine_con
     if (c->kv_type != PAGED_TYPE_F16 && c->kv_type != PAGED_TYPE_F32 && c->kv_type != PAGED_TYPE_BF16 &&
         c->kv_type != PAGED_TYPE_I8)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "kv_type is %d", (int)c->kv_type);
+    c->no_prefix_cache |= c->contiguous;
     if (c->chunk_tokens == 0) c->chunk_tokens = PAGED_MAX(PAGED_MIN(DEFAULT_CHUNK, c->n_ctx), c->max_running);
     if (c->chunk_tokens < 1 || c->chunk_tokens > CHUNK_MAX)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "chunk_tokens is %d; 1 … %d", c->chunk_tokens,
@@ -63,7 +64,8 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
                                       .layout = c->kv_plain ? PAGED_LAYOUT_PLAIN : PAGED_LAYOUT_PACKED};
     const size_t block_bytes = paged_block_bytes(&group, c->block_size);
     const int64_t blocks_each = (c->n_ctx + c->block_size - 1) / c->block_size;
-    e->packed_tails = !c->no_packed_tails && !c->kv_plain && c->block_size >= 32 && c->block_size <= 256;
+    e->packed_tails =
+        !c->no_packed_tails && !c->contiguous && !c->kv_plain && c->block_size >= 32 && c->block_size <= 256;
     /* A packed tail that is full is copied to a block before its tiles are free. */
     const int64_t n_spare = e->packed_tails;
     if (c->pool_bytes == 0 &&
@@ -86,6 +88,7 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
                                    .max_seqs = c->max_running,
                                    .max_seq_tokens = e->n_ctx,
                                    .packed_tails = e->packed_tails,
+                                   .contiguous = c->contiguous,
                                    .trim_after = 10 * 1000000000ull, /* ns, as of paged__now_ns() */
                                    .poison = c->poison,
                                    .event = c->event,
@@ -95,7 +98,8 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
     if (s) return s;
     paged_cache_get_stats(e->cache, &stats);
     e->n_blocks = stats.n_blocks;
-    e->watermark = (stats.n_blocks + WATERMARK - 1) / WATERMARK;
+    /* Nobody asks for more than he came with where runs are whole. */
+    e->watermark = c->contiguous ? 0 : (stats.n_blocks + WATERMARK - 1) / WATERMARK;
     return PAGED_OK;
 }
 
@@ -253,6 +257,7 @@ void paged_engine_get_info(const paged_engine *e, paged_engine_info *out) {
         .kv_bytes_per_token = stats.block_bytes / (size_t)e->config.block_size,
         .n_blocks = stats.n_blocks,
         .packed_tails = e->packed_tails,
+        .contiguous = e->config.contiguous,
         .deterministic = e->deterministic,
     };
     memcpy(out->determinism, e->determinism, sizeof out->determinism);
