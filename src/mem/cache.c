@@ -177,20 +177,13 @@ static bool take_window(paged__group *gr) {
     return gr->loose.items && gr->loose_place && gr->loose_tick;
 }
 
-/* Entries of a row of an array of rows: an odd number of cache lines, so that the same place of all rows,
- * which sequences that grow in turns touch, does not fall into one set of the processor's caches. */
-static int64_t row_stride(int32_t n_entries) {
-    const int32_t per_line = 64 / (int32_t)sizeof(int32_t);
-    return (int64_t)(paged__ceil_div(n_entries, per_line) | 1) * per_line;
-}
-
 static size_t row_bytes(int64_t stride) {
     return (size_t)stride * sizeof(int32_t);
 }
 
 static paged_status take_memory(paged_cache *cache, paged_error *err) {
-    cache->table_stride = row_stride(cache->max_blocks);
-    cache->token_stride = row_stride(cache->max_seq_tokens);
+    cache->table_stride = paged__row_stride(cache->max_blocks);
+    cache->token_stride = paged__row_stride(cache->max_seq_tokens);
     cache->extents = paged__calloc((size_t)cache->n_extents, sizeof *cache->extents);
     cache->free_extents = paged__calloc((size_t)cache->n_extents, sizeof *cache->free_extents);
     cache->granules = paged__calloc(cache->n_granules, sizeof *cache->granules);
