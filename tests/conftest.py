@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "diff"))
 
 BUILD = pathlib.Path(os.environ.get("PAGED_BUILD", ROOT / "build" / "release"))
+sys.path.insert(0, str(BUILD / "python"))  # the package `paged`
 
 
 def program(name):
