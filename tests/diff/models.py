@@ -270,3 +270,54 @@ def tiny_prompt(n, seed=7):
     rng = np.random.default_rng(seed)
     choices = [*range(0x20, 0x7F), *range(256, 266)]
     return [int(t) for t in rng.choice(choices, n)]
+
+
+def write_vocab(path, name="tiny", model=None, pre=None, tokens=None, types=None, scores=None, merges=None, ids=None,
+                flags=None):
+    """A LLaMA model of 32 columns around a vocabulary, just large enough for llama.cpp to load it."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(name)
+    _add_numbers(writer, Shape("vocabulary", n_layers=1, n_embd=32, n_ff=32, n_heads=2, n_kv_heads=2))
+    writer.add_tokenizer_model(model)
+    if pre:
+        writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    if scores:
+        writer.add_token_scores(scores)
+    if merges:
+        writer.add_token_merges(merges)
+    for key, value in (ids or {}).items():
+        writer.add_uint32(f"tokenizer.ggml.{key}", value)
+    for key, value in (flags or {}).items():
+        writer.add_bool(f"tokenizer.ggml.{key}", value)
+    shape = {"token_embd": (len(tokens), 32), "output_norm": (32,)}
+    shape |= {f"blk.0.{part}": (32,) for part in ("attn_norm", "ffn_norm")}
+    shape |= {f"blk.0.{part}": (32, 32) for part in (
+        "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")}
+    for part, size in shape.items():
+        writer.add_tensor(f"{part}.weight", np.zeros(size, np.float16 if len(size) == 2 else np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def spm_vocab():
+    """SentencePiece-style: (tokens, types, scores, ids). Bytes, letters, pieces of English, markers of Phi-3."""
+    mark = "\u2581"
+    tokens, types = ["<unk>", "<s>", "</s>"], [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
+    tokens += [f"<0x{b:02X}>" for b in range(256)]
+    types += [gguf.TokenType.BYTE] * 256
+    pieces = [mark, *map(chr, range(0x21, 0x7F)), "é", "你", mark * 2, mark * 4]
+    pieces += "th he in er an on re the and ing ll ello Hello us er user".split()
+    pieces = list(dict.fromkeys(pieces + [mark + p for p in ("t", "a", "th", "the", "and", "x", "Hello", "w")]))
+    tokens += pieces
+    types += [gguf.TokenType.NORMAL] * len(pieces)
+    for control in ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>"):
+        tokens.append(control)
+        types.append(gguf.TokenType.CONTROL)
+    tokens.append("<|place|>")
+    types.append(gguf.TokenType.USER_DEFINED)
+    scores = [-float(i) for i in range(len(tokens))]
+    return tokens, types, scores, {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
