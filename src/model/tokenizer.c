@@ -198,7 +198,7 @@ static paged_status load_ids(const paged__gguf *g, paged_tokenizer *tok, paged_e
     return PAGED_OK;
 }
 
-/* Files do not say which tokens take the white space behind them along; llama.cpp knows it by the name, too. */
+/* Files do not say which tokens take the white space behind them along; llama.cpp goes by the name, too. */
 static paged_status load_name(const paged__gguf *g, paged_tokenizer *tok, paged_error *err) {
     const char *name = "";
     paged_status status = paged__gguf_str(g, "general.name", false, &name, err);

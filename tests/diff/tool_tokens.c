@@ -1,4 +1,4 @@
-/* tests/diff/tool_tokens.c: many texts to token ids, and back, for the comparisons with llama.cpp: a program for
+/* tests/diff/tool_tokens.c: many texts to token ids, and back, for the comparisons with llama.cpp: a run for
  * each text would load the vocabulary each time.
  *
  * The input is records, the length in bytes as a line and then the bytes. A line of JSON comes out for each:
