@@ -124,7 +124,7 @@ struct paged_engine {
     int32_t n_waiting, n_running;
     bool packed_tails;
     int32_t n_blocks;
-    int32_t watermark;        /* blocks that an admission leaves to those that run */
+    int32_t watermark;        /* blocks that an admission leaves to those that run, one each at most */
     paged_engine_stats stats; /* what is counted since create */
     uint64_t next_id;
     uint64_t fingerprint[2]; /* of the model: its names and sizes, not its weights; the cache has one model */
