@@ -80,7 +80,7 @@ class ModelSide(Side):
         others = busy_seconds() - before - total["cpu_seconds"]
         enough = (1 - CLEAN) * total["seconds"] * CPUS + 2 * TICK_S
         clean = is_clean(total) or (total["seconds"] > 20 * TICK_S and others <= enough)
-        return answer | total | {"rate": total["tokens"] / total["seconds"], "clean": clean}
+        return answer | total | {"rate": total["tokens"] / max(total["seconds"], 1e-9), "clean": clean}
 
 
 def row(case, metric, unit, better, values, must=None, aim=None, least=None, **more):
