@@ -5,9 +5,12 @@
  *
  * Every answer also says "attn_seconds", the part of it spent in our operators (RoPE, kv_write,
  * attention), and "chunks", one entry for each step of a prefill: [[prompt tokens done, seconds,
- * attn_seconds], …]. They show the share of attention by context length. `read` reads the packed weights
+ * attn_seconds], …]. They show the share of attention by context length. "own_seconds" is the part of the
+ * steps that the model did not compute in: scheduling and choosing tokens. `read` reads the packed weights
  * where they lie, with all threads: no step can take less time. The program reaches inside the engine and
- * the model for these two only.
+ * the model for these three only.
+ *
+ * `sampling`: 0 the most likely token, 1 temperature 0.8 and top-p 0.9, 2 the same with log-probabilities.
  */
 #include "base/team.h"
 #include "bench/probe.h"
@@ -34,6 +37,8 @@ typedef struct ours {
     int32_t *prompt;     /* [n_ctx] */
     int32_t token;       /* the newest of the first */
     double attn_seconds; /* of the latest command */
+    double own_seconds;  /* the same */
+    int32_t how;         /* tokens are chosen */
     chunk chunks[CHUNKS_MAX];
     int32_t n_chunks;
 } ours;
@@ -44,6 +49,12 @@ static double attn_seconds(const ours *o) {
     return (double)attn_ns * 1e-9;
 }
 
+static double model_seconds(const ours *o) {
+    uint64_t attn_ns, step_ns;
+    paged__runner_times(o->engine->runner, &attn_ns, &step_ns);
+    return (double)step_ns * 1e-9;
+}
+
 static bool submit(ours *o, int32_t request, int32_t n_requests, int32_t n_tokens) {
     paged_request r;
     paged_request_init(&r);
@@ -51,8 +62,12 @@ static bool submit(ours *o, int32_t request, int32_t n_requests, int32_t n_token
         o->prompt[i] = bench_token(request, i, o->n_vocab);
     r.tokens = o->prompt;
     r.n_tokens = n_tokens;
-    r.max_tokens = n_requests > 1 ? BATCH_TOKENS : 0;
+    r.max_tokens = n_requests > 1 ? PAGED_MIN(BATCH_TOKENS, o->n_ctx - n_tokens) : 0;
     r.ignore_eos = true;
+    r.temperature = o->how > 0 ? 0.8f : 0;
+    r.top_p = o->how > 0 ? 0.9f : 1;
+    r.logprobs = o->how > 1;
+    r.seed = (uint64_t)request;
     return paged_engine_submit(o->engine, &r, &o->open[request], &o->err) == PAGED_OK;
 }
 
@@ -60,7 +75,9 @@ static bool submit(ours *o, int32_t request, int32_t n_requests, int32_t n_token
  * that are in the cache. Reads after every step, as someone would who streams the text. */
 static bool step(ours *o, int32_t *n_made, int32_t *done) {
     *n_made = 0;
+    const double start = bench_seconds(CLOCK_MONOTONIC), model = model_seconds(o);
     if (paged_engine_step(o->engine, NULL, &o->err)) return false;
+    o->own_seconds += bench_seconds(CLOCK_MONOTONIC) - start - (model_seconds(o) - model);
     for (int32_t i = 0; i < o->n_open; i++) {
         paged_output out;
         if (paged_engine_read(o->engine, o->open[i], &out)) return false;
@@ -80,6 +97,7 @@ static bool open_requests(void *self, int32_t n_requests, int32_t n_tokens) {
                             REQUESTS_MAX);
     for (int32_t i = 0; i < o->n_open; i++) paged_engine_release(o->engine, o->open[i]);
     o->n_chunks = 0;
+    o->own_seconds = 0;
     for (o->n_open = 0; o->n_open < n_requests; o->n_open++)
         if (!submit(o, o->n_open, n_requests, n_tokens)) return false;
     /* Those whose prompts come first already go on while the others' are read. */
@@ -101,6 +119,7 @@ static bool decode(void *self, int32_t n_tokens) {
     ours *o = self;
     const double attn_start = attn_seconds(o);
     o->n_chunks = 0;
+    o->own_seconds = 0;
     if (!o->n_open) return !paged__fail(&o->err, PAGED_ERR_INVALID_ARG, "nothing is open; prefill first");
     for (int32_t i = 0; i < n_tokens; i++) {
         int32_t n_made, done;
@@ -135,13 +154,19 @@ static int64_t read_weights(void *self) {
     return (int64_t)(o->model->packed_bytes / n / 4096 * 4096 * n);
 }
 
+static bool set_sampling(void *self, int32_t how) {
+    ((ours *)self)->how = how;
+    return how <= 2;
+}
+
 static int32_t last_token(const void *self) {
     return ((const ours *)self)->token;
 }
 
 static void report(const void *self, FILE *out) {
     const ours *o = self;
-    fprintf(out, ", \"attn_seconds\": %.6f, \"chunks\": [", o->attn_seconds);
+    fprintf(out, ", \"attn_seconds\": %.6f, \"own_seconds\": %.6f, \"chunks\": [", o->attn_seconds,
+            o->own_seconds);
     for (int32_t i = 0; i < o->n_chunks; i++)
         fprintf(out, "%s[%d, %.6f, %.6f]", i ? ", " : "", o->chunks[i].done, o->chunks[i].seconds,
                 o->chunks[i].attn_seconds);
@@ -181,6 +206,7 @@ int main(int argc, char **argv) {
                                  .open = open_requests,
                                  .decode = decode,
                                  .read = read_weights,
+                                 .sampling = set_sampling,
                                  .last_token = last_token,
                                  .report = report};
         status = bench_serve(&side);

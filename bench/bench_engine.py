@@ -1,8 +1,13 @@
 #!/usr/bin/env python3
-"""The engine beside llama.cpp and OpenVINO GenAI: prefill, decode of one request and of many, load time, what a step costs, and
-attention's share of a step by context length.
+"""The engine beside llama.cpp and OpenVINO GenAI: prefill, decode of one request and of many, load time, what a step costs,
+attention's share of a step by context length, the share of scheduling and sampling, and a request trace replayed with paging and
+without.
 
-    ./x bench engine [--json] [--long] [--case NAME] [--write-docs]      NAME: load, decode, prefill, requests, steps, contexts
+    ./x bench engine [--trace FILE] [--json] [--quick | --long] [--case FILTER] [--write-docs]
+
+Cases: load, decode, prefill, requests, batch, sampling, steps, contexts, replay; FILTER is a part of their names. FILE is a request
+trace (formats: bench/traces.py); without one a load of the shape of ShareGPT's is generated. A run takes up to ten minutes, --quick
+two or three.
 
 All programs get as many threads as there are cores, and stay open. A round asks each of them once, in turns (A B C, C B A, …);
 its ratios are paired, so that a machine that speeds up or slows down does not tell. A round counts only when every program had the
@@ -10,7 +15,8 @@ cores for itself: its own CPU time says so (98 % of wall × threads), or, since 
 does. Medians; intervals are 95 % bootstrap; a requirement is met when the lower bound meets it, and fewer than 15 clean rounds
 decide nothing.
 
---json: one object a row. --long: more rounds. --write-docs: puts the tables into docs/performance.md.
+--json: one object a row. --quick: a third of the rounds, which then decide. --long: more rounds. --write-docs: puts the tables
+into docs/performance.md.
 Environment: PAGED_BUILD (build folder), PAGED_MODEL, PAGED_CACHE_DIR (where the peers are built). Exit status 1: a requirement
 failed.
 """
@@ -19,23 +25,34 @@ import argparse
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
+import traces
 from rounds import CLEAN, CPUS, MIN_ROUNDS, ROOT, Progress, Side, is_clean, machine, row as any_row, write_docs
 
-CASE_S = 90             # seconds for the rounds of a case, so that a busy machine ends in "inconclusive" and not in waiting
+CASE_S = 60             # seconds for the rounds of a case, so that a busy machine ends in "inconclusive" and not in waiting
 PAUSE_S = 0.25          # the threads of a side spin for a while after its answer; the next one waits until they sleep
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 N_CTX = 8192
-CONTEXTS = 512, 2048, 4096, 7680
+CONTEXTS = {2048: 1.0, 4096: 1.0, 7680: 2.0}            # must beside llama.cpp
+MANY_AT = {2048: 8, 7680: 4}                            # as many requests at once there
 DECODE_AT = 128         # decode so many tokens after as many
 BATCHES = {8: 1.5, 16: 2.0, 32: 2.0}    # requests at once: must beside OpenVINO GenAI
-STEPS = 1, 2, 4, 8, 16                  # requests at once: what a step costs
+MANY = 32
+STEPS = 1, 2, 4, 8                      # requests at once: what a step costs
+SAMPLING = "greedy", "top-p 0.9 at temperature 0.8", "the same with log-probabilities"
 PROBES = 16             # short prompts, to see that all sides compute the same model
 READS = 8               # of all weights, to know what memory gives in the same round
 OURS, LLAMA, GENAI = "paged", "llama.cpp", "OpenVINO GenAI"
+SINGLE, RUNS = "one by one", "contiguous"
+
+# The replay: lengths of a trace of long contexts by REPLAY_SCALE, requests that fit REPLAY_CTX, a pool for REPLAY_RUNS of them.
+REPLAY_SCALE, REPLAY_CTX, REPLAY_RUNS, REPLAY_N, REPLAY_ROUNDS = 4, 1024, 8, 64, 3
+REPLAY_LOAD = 0.8       # of what all at once took
 
 
 def busy_seconds():
@@ -54,7 +71,7 @@ class ModelSide(Side):
 
     def ask(self, command, times=1):
         """A command, or the sum of it several times, with its rate and whether the threads had the cores for themselves."""
-        total = {"tokens": 0, "seconds": 0, "cpu_seconds": 0, "attn_seconds": 0, "bytes": 0}
+        total = {"tokens": 0, "seconds": 0, "cpu_seconds": 0, "attn_seconds": 0, "own_seconds": 0, "bytes": 0}
         before = busy_seconds()
         for _ in range(times):
             answer = super().ask(command)
@@ -63,17 +80,30 @@ class ModelSide(Side):
         others = busy_seconds() - before - total["cpu_seconds"]
         enough = (1 - CLEAN) * total["seconds"] * CPUS + 2 * TICK_S
         clean = is_clean(total) or (total["seconds"] > 20 * TICK_S and others <= enough)
-        return answer | total | {"rate": total["tokens"] / total["seconds"], "clean": clean}
+        return answer | total | {"rate": total["tokens"] / max(total["seconds"], 1e-9), "clean": clean}
 
 
-def row(case, metric, unit, better, values, must=None, aim=None):
-    return any_row("engine", case, metric, unit, values, must, aim, better)
+def row(case, metric, unit, better, values, must=None, aim=None, least=None, **more):
+    return any_row("engine", case, metric, unit, values, must, aim, better, Plan.least if least is None else least, **more)
 
 
-def rounds(sides, ask, wanted, label, progress):
+class Plan:
+    """How many clean rounds are wanted, how many decide, seconds for those of a case; the trace to replay."""
+    rounds, least, seconds, trace = MIN_ROUNDS, MIN_ROUNDS, CASE_S, None
+
+    @classmethod
+    def choose(cls, args):
+        cls.trace = args.trace
+        if args.quick:
+            cls.rounds, cls.least, cls.seconds = 5, 5, CASE_S / 3
+        elif args.long:
+            cls.rounds, cls.seconds = 40, 4 * CASE_S
+
+
+def rounds(sides, ask, label, progress):
     """Clean rounds, each {name of the side: answer}; fewer than wanted when the time for a case is over."""
-    clean, i = [], 0
-    give_up = time.monotonic() + CASE_S * max(1, wanted / MIN_ROUNDS)
+    clean, i, wanted = [], 0, Plan.rounds
+    give_up = time.monotonic() + Plan.seconds
     while len(clean) < wanted and time.monotonic() < give_up:
         progress.show(f"{label}: {len(clean)} of {wanted} rounds, {i - len(clean)} dropped")
         answers = {}
@@ -112,21 +142,21 @@ def check_same_model(sides):
             sys.exit(f"bench: {peer.name} chose the same token as we did after only {same} of {PROBES} prompts")
 
 
-# ---- cases: each gets all sides, ours first, and the numbers of rounds for short and for long ones ----
+# ---- cases: each gets all sides, ours first ----
 
 
-def load(sides, n_rounds, _, progress):
+def load(_, progress):
     """Warm: the file has just been read."""
     command = [pathlib.Path(os.environ["PAGED_BUILD"]) / "paged", "inspect", "--json", os.environ["PAGED_MODEL"]]
     times = []
-    for i in range(n_rounds + 1):
-        progress.show(f"load: {i} of {n_rounds}")
+    for i in range(Plan.rounds + 1):
+        progress.show(f"load: {i} of {Plan.rounds}")
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         times.append(json.loads(done.stdout)["load_ms"])
     yield row("load, warm file cache", "time", "ms", "lower", times[1:], 500, 200)
 
 
-def decode(sides, n_rounds, _, progress):
+def decode(sides, progress):
     def ask(side):
         side.ask(f"prefill {DECODE_AT}")
         answer = side.ask(f"decode {DECODE_AT}")
@@ -138,55 +168,146 @@ def decode(sides, n_rounds, _, progress):
         return answer
 
     case = f"decode {DECODE_AT} after {DECODE_AT}"
-    clean = rounds(sides, ask, n_rounds, "decode", progress)
+    clean = rounds(sides, ask, "decode", progress)
     yield from compare(case, sides, clean, llama_cpp=(2.0, 2.4))
     yield row(case, "weight-read bound", "share", "higher", [answers[OURS]["read_share"] for answers in clean], 0.75, 0.9)
     yield attention_share(f"decode at {DECODE_AT}", clean)
 
 
-def prefill(sides, n_rounds, _, progress):
-    clean = rounds(sides, lambda side: side.ask("prefill 512", side.times), n_rounds, "prefill", progress)
+def prefill(sides, progress):
+    clean = rounds(sides, lambda side: side.ask("prefill 512", side.times), "prefill", progress)
     yield from compare("prefill 512", sides, clean, llama_cpp=(7, 10), OpenVINO_GenAI=(1.4, 1.8))
     yield attention_share("prefill to 512", clean)
 
 
-def requests(sides, n_rounds, _, progress):
-    """They stay open, so a round costs its tokens only; contexts grow on both sides alike."""
-    sides = [side for side in sides if side.name != LLAMA]
+def requests(sides, progress):
+    """They stay open, so a round costs its tokens only; contexts grow on all sides alike."""
     for n, must in BATCHES.items():
         for side in sides:
             progress.show(f"{side.name}: prefill of {n} requests")
             side.ask(f"requests {n} {DECODE_AT}")
-        clean = rounds(sides, lambda side: side.ask("decode 24"), n_rounds, f"decode of {n} requests", progress)
-        yield from compare(f"decode, {n} requests", sides, clean, OpenVINO_GenAI=(must, 2.5 if must >= 2 else None))
+        clean = rounds(sides, lambda side: side.ask("decode 16"), f"decode of {n} requests", progress)
+        yield from compare(f"decode, {n} requests", sides, clean, llama_cpp=(1.0, 2.0),
+                           OpenVINO_GenAI=(must, 2.5 if must >= 2 else None))
 
 
-def steps(sides, n_rounds, _, progress):
+def batch(sides, progress):
+    """So many requests at once beside one after the other, prompts included; of the latter two are run, since they are alike."""
+    ours, case = sides[0], f"{MANY} requests of {DECODE_AT} + {DECODE_AT}"
+
+    def answers(n):
+        parts = [ours.ask(f"requests {n} {DECODE_AT}"), ours.ask(f"decode {DECODE_AT - 1}")]
+        return {"seconds": sum(part["seconds"] for part in parts), "clean": all(part["clean"] for part in parts)}
+
+    rates, clean, give_up = [], 0, time.monotonic() + Plan.seconds
+    while clean < Plan.rounds and time.monotonic() < give_up:
+        progress.show(f"{case}: {clean} of {Plan.rounds} rounds")
+        single, together = [answers(1), answers(1)], answers(MANY)
+        if all(answer["clean"] for answer in [*single, together]):
+            rates.append((MANY * DECODE_AT / together["seconds"], 2 * DECODE_AT / sum(answer["seconds"] for answer in single)))
+            clean += 1
+    yield row(case, OURS, "tokens/s", "higher", [many for many, _ in rates])
+    yield row(case, SINGLE, "tokens/s", "higher", [one for _, one in rates])
+    yield row(case, f"{OURS} / {SINGLE}", "ratio", "higher", [many / one for many, one in rates], 3.0)
+
+
+def sampling(sides, progress):
+    """What of a step is not the model: scheduling, and choosing the tokens."""
+    for how, name in enumerate(SAMPLING):
+        sides[0].ask(f"sampling {how}")
+        sides[0].ask(f"requests {MANY} {DECODE_AT}")
+        clean = rounds(sides[:1], lambda side: side.ask("decode 16"), f"sampling {name}", progress)
+        shares = [answers[OURS]["own_seconds"] / answers[OURS]["seconds"] for answers in clean]
+        yield row(f"scheduling and sampling, {MANY} requests", name, "share", "lower", shares, 0.03)
+    sides[0].ask("sampling 0")
+
+
+def steps(sides, progress):
     for n in STEPS:
         sides[0].ask(f"requests {n} {DECODE_AT}")
-        clean = rounds(sides[:1], lambda side: side.ask("decode 32"), n_rounds, f"steps of {n} requests", progress)
+        clean = rounds(sides[:1], lambda side: side.ask("decode 16"), f"steps of {n} requests", progress)
         times = [1e3 * n * answers[OURS]["seconds"] / answers[OURS]["tokens"] for answers in clean]
         yield row(f"a step of {n} request{'s' if n > 1 else ''}", "time", "ms", "lower", times)
 
 
-def contexts(sides, _, n_rounds, progress):
-    """Decode at growing context, one request, which stays open."""
+def contexts(sides, progress):
+    """Decode at growing context, one request and some, which stay open."""
     sides = [side for side in sides if side.name != GENAI]
-    for context in CONTEXTS:
-        for side in sides:
-            progress.show(f"{side.name}: prefill of {context}")
-            time.sleep(PAUSE_S)
-            answer = side.ask(f"prefill {context}")
-            if side.name == OURS and context > 512:
-                # The last chunk of the prompt: what a prefill pays at this length.
-                _, seconds, attn_seconds = answer["chunks"][-1]
-                yield row(f"prefill to {context}", "attention share", "share", "lower", [attn_seconds / seconds])
-        clean = rounds(sides, lambda side: side.ask("decode 16"), n_rounds, f"decode at {context}", progress)
-        yield from compare(f"decode at {context}", sides, clean, llama_cpp=(None, 1.0))
-        yield attention_share(f"decode at {context}", clean)
+    for context, must in CONTEXTS.items():
+        for n in dict.fromkeys([1, MANY_AT.get(context, 1)]):
+            for side in sides:
+                progress.show(f"{side.name}: prefill of {n} × {context}")
+                time.sleep(PAUSE_S)
+                answer = side.ask(f"requests {n} {context}")
+                if side.name == OURS and n == 1:
+                    # The last chunk of the prompt: what a prefill pays at this length.
+                    _, seconds, attn_seconds = answer["chunks"][-1]
+                    yield row(f"prefill to {context}", "attention share", "share", "lower", [attn_seconds / seconds])
+            case = f"decode at {context}" + (f", {n} requests" if n > 1 else "")
+            clean = rounds(sides, lambda side, n=n: side.ask(f"decode {16 // n}"), case, progress)
+            yield from compare(case, sides, clean, llama_cpp=(must, None))
+            yield attention_share(case, clean)
 
 
-CASES = load, decode, prefill, requests, steps, contexts
+# ---- the replay ----
+
+
+def replay_lines(trace, seconds):
+    """Scaled requests, arriving at random over so many seconds; 0: all at once."""
+    lines = []
+    arrivals = list(traces.poisson(min(len(trace.requests), REPLAY_N)))
+    for at, (_, n_prompt, n_output, _) in zip(arrivals, trace.requests):
+        n_prompt = min(max(1, n_prompt // REPLAY_SCALE), REPLAY_CTX * 3 // 4)
+        n_output = min(max(1, n_output // REPLAY_SCALE), REPLAY_CTX - n_prompt)
+        lines.append(f"{at / arrivals[-1] * seconds * 1000:.1f} {n_prompt} {n_output}\n")
+    return "".join(lines)
+
+
+def replay_rows(case, answers, must=None):
+    """Rows of each side, and how often ours has as many at once and as many tokens a second."""
+    for name in OURS, RUNS:
+        values = {"tokens/s": [a[name]["tokens"] / a[name]["seconds"] for a in answers],
+                  "requests at once": [a[name]["running"] for a in answers]}
+        for unit, found in values.items():
+            yield row(case, name, unit, "higher", found, least=REPLAY_ROUNDS)
+        for metric in "ttft_ms", "itl_ms":
+            for i, quantile in enumerate(["p50", "p99"]):
+                yield row(case, f"{name} {metric[:4].strip('_')} {quantile}", "replay ms", "lower", [a[name][metric][i] for a in answers],
+                          least=1)
+    for what, of, limit in (("at once", lambda a: a["running"], must), ("tokens/s", lambda a: a["tokens"] / a["seconds"], None)):
+        yield row(case, f"{OURS} / {RUNS}, {what}", "replay ratio", "higher", [of(a[OURS]) / of(a[RUNS]) for a in answers], limit,
+                  2.0 if must else None, least=REPLAY_ROUNDS)
+
+
+def replay(_, progress):
+    """The same pool bytes with paging and without: all requests at once, then arriving at a rate that paging can serve."""
+    trace = traces.load(Plan.trace) if Plan.trace else traces.generated("sharegpt")
+    program = [pathlib.Path(os.environ["PAGED_BUILD"]) / "bench/engine_replay", os.environ["PAGED_MODEL"], CPUS, REPLAY_CTX,
+               REPLAY_CTX * REPLAY_RUNS, REPLAY_N]
+    sides = [ModelSide(OURS, program), ModelSide(RUNS, [*program, "contiguous"])]
+
+    def ask(seconds, wanted):
+        found = []
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write(replay_lines(trace, seconds))
+            file.flush()
+            for i in range(wanted):
+                progress.show(f"replay of {trace.name}: {i} of {wanted}")
+                order = sides if i % 2 == 0 else reversed(sides)
+                found.append({side.name: side.ask(file.name) for side in order})
+        return [a for a in found if all(answer["clean"] for answer in a.values())] or found[:0]
+
+    case = f"{trace.name}, pool for {REPLAY_RUNS} × {REPLAY_CTX} tokens"
+    at_once = ask(0, REPLAY_ROUNDS)
+    yield from replay_rows(f"{case}, all at once", at_once, 2.0)
+    if at_once:
+        seconds = statistics.median(a[OURS]["seconds"] for a in at_once) / REPLAY_LOAD
+        yield from replay_rows(f"{case}, over time", ask(seconds, 1))
+    for side in sides:
+        side.close()
+
+
+CASES = load, decode, prefill, requests, batch, sampling, steps, contexts, replay
 
 
 # ---- tables ----
@@ -195,13 +316,18 @@ CASES = load, decode, prefill, requests, steps, contexts
 def number(r):
     if r["value"] is None:
         return "-"
-    return {"share": f"{100 * r['value']:.1f} %", "ms": f"{r['value']:.2f} ms"}.get(r["unit"], f"{r['value']:.0f}")
+    return {"share": f"{100 * r['value']:.1f} %", "ms": f"{r['value']:.2f} ms",
+            "replay ms": f"{r['value']:.0f}"}.get(r["unit"], f"{r['value']:.0f}")
 
 
 def limit(r):
     if r["must"] is None:
         return ""
     return ("≥ " if r["better"] == "higher" else "≤ ") + (f"{r['must']:g}" + (" ms" if r["unit"] == "ms" else ""))
+
+
+def ratio(r):
+    return "-" if r["value"] is None else f"{r['value']:.2f} ({r['low']:.2f}-{r['high']:.2f})"
 
 
 def speed_table(rows):
@@ -212,8 +338,7 @@ def speed_table(rows):
     for r in rows:
         if r["unit"] != "ratio":
             continue
-        peer = r["metric"].removeprefix(f"{OURS} / ")
-        value = "-" if r["value"] is None else f"{r['value']:.2f} ({r['low']:.2f}-{r['high']:.2f})"
+        peer, value = r["metric"].removeprefix(f"{OURS} / "), ratio(r)
         yield (f"| {r['case']} | {number(rates[r['case'], OURS])} | {peer} | {number(rates[r['case'], peer])} | {value} | "
                f"{r['rounds']} | {limit(r)} | {r['verdict']} |")
 
@@ -223,7 +348,7 @@ def limit_table(rows):
     yield "| case | what | value | rounds | must | verdict |"
     yield "|---|---|---|---|---|---|"
     for r in rows:
-        if r["unit"] == "ms" or r["metric"] == "weight-read bound":
+        if r["unit"] == "ms" or r["metric"] == "weight-read bound" or r["metric"] in SAMPLING:
             yield f"| {r['case']} | {r['metric']} | {number(r)} | {r['rounds']} | {limit(r)} | {r['verdict']} |"
 
 
@@ -234,6 +359,27 @@ def share_table(rows):
         yield f"| {r['case']} | {number(r)} | {r['rounds']} |"
 
 
+def replay_table(rows):
+    """One line for each way of replaying."""
+    found = {(r["case"], r["metric"], r["unit"]): r for r in rows}
+    cases = dict.fromkeys(r["case"] for r in rows if r["unit"] == "requests at once")
+    yield "| replay | mode | requests at once | tokens/s | to first token p50 / p99, ms | between tokens p50 / p99, ms | rounds |"
+    yield "|---|---|---|---|---|---|---|"
+    for case in cases:
+        for name in OURS, RUNS:
+            at_once = found[case, name, "requests at once"]
+            times = [" / ".join(number(found[case, f"{name} {what} {quantile}", "replay ms"]) for quantile in ("p50", "p99"))
+                     for what in ("ttft", "itl")]
+            yield (f"| {case} | {name} | {ratio(at_once).split()[0]} | {number(found[case, name, 'tokens/s'])} | {times[0]} | "
+                   f"{times[1]} | {at_once['rounds']} |")
+    yield ""
+    yield "| replay | what | ratio (interval) | rounds | must | verdict |"
+    yield "|---|---|---|---|---|---|"
+    for r in rows:
+        if r["unit"] == "replay ratio":
+            yield f"| {r['case']} | {r['metric']} | {ratio(r)} | {r['rounds']} | {limit(r)} | {r['verdict']} |"
+
+
 def requirement(file, package):
     lines = (ROOT / "bench/peers" / file).read_text(encoding="utf-8").splitlines()
     return next(line.split()[0] for line in lines if line.startswith(package))
@@ -242,7 +388,7 @@ def requirement(file, package):
 def report(rows):
     yield (f"{machine()}; {pathlib.Path(os.environ['PAGED_MODEL']).name}; peers: llama.cpp native "
            f"({requirement('requirements.txt', 'llama')}), {requirement('requirements-genai.txt', 'openvino-genai')}")
-    for table in speed_table, limit_table, share_table:
+    for table in speed_table, limit_table, share_table, replay_table:
         yield ""
         yield from table(rows)
 
@@ -271,10 +417,10 @@ def open_sides(progress):
 
 def measure(args, progress):
     """Yields the rows as they come."""
-    sides = open_sides(progress)
-    for case in CASES:
-        if args.case in (None, case.__name__):
-            yield from case(sides, 60 if args.long else 18, 40 if args.long else MIN_ROUNDS, progress)
+    cases = [case for case in CASES if args.case in case.__name__]
+    sides = open_sides(progress) if set(cases) - {load, replay} else []
+    for case in cases:
+        yield from case(sides, progress)
     for side in sides:
         side.close()
 
@@ -282,10 +428,17 @@ def measure(args, progress):
 def main():
     parser = argparse.ArgumentParser(prog="./x bench engine")
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
-    parser.add_argument("--long", action="store_true", help="more rounds")
-    parser.add_argument("--case", choices=[case.__name__ for case in CASES], help="only this one")
+    pace = parser.add_mutually_exclusive_group()
+    pace.add_argument("--quick", action="store_true", help="a third of the rounds")
+    pace.add_argument("--long", action="store_true", help="more rounds")
+    parser.add_argument("--case", default="", metavar="FILTER", help="only those of " + ", ".join(case.__name__ for case in CASES) +
+                        " that have this in their names")
+    parser.add_argument("--trace", metavar="FILE", help="request trace of the replay")
     parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/performance.md")
     args = parser.parse_args()
+    if not any(args.case in case.__name__ for case in CASES):
+        parser.error(f"no case has {args.case} in its name")
+    Plan.choose(args)
     progress = Progress()
     rows = []
     for r in measure(args, progress):

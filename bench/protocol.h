@@ -7,6 +7,7 @@
  *     requests B N    the same with B requests of N tokens each, all different
  *     decode N        N more tokens of everything that is open, one step each
  *     read N          read the weights N times, as fast as memory gives them (ours only)
+ *     sampling N      how tokens are chosen from now on, a number of the side's own (ours only)
  *
  *     {"tokens": of all requests, "seconds": wall, "cpu_seconds": of all threads, "token": the newest one of
  *      the first request, …}
@@ -28,6 +29,7 @@ typedef struct bench_side {
     bool (*open)(void *self, int32_t n_requests, int32_t n_tokens);
     bool (*decode)(void *self, int32_t n_tokens);
     int64_t (*read)(void *self); /* reads the weights once, returns the bytes; NULL: cannot */
+    bool (*sampling)(void *self, int32_t how);
     int32_t (*last_token)(const void *self);
     /* More fields of the answer, each with a comma before it; may be NULL. */
     void (*report)(const void *self, FILE *out);
@@ -45,7 +47,7 @@ static inline int32_t bench_token(int32_t request, int32_t i, int32_t n_vocab) {
     return (int32_t)(((int64_t)i * 7919 + 1000 + (int64_t)request * 12345) % n_vocab);
 }
 
-typedef enum bench_verb { BENCH_OPEN, BENCH_DECODE, BENCH_READ } bench_verb;
+typedef enum bench_verb { BENCH_OPEN, BENCH_DECODE, BENCH_READ, BENCH_SAMPLING } bench_verb;
 
 typedef struct bench_command {
     bench_verb verb;
@@ -56,6 +58,8 @@ static inline bool bench_parse(const char *line, bench_command *c) {
     *c = (bench_command){.verb = BENCH_OPEN, .n_requests = 1};
     if (sscanf(line, "requests %d %d", &c->n_requests, &c->n) == 2) return c->n_requests > 0 && c->n > 0;
     if (sscanf(line, "prefill %d", &c->n) == 1) return c->n > 0;
+    c->verb = BENCH_SAMPLING;
+    if (sscanf(line, "sampling %d", &c->n) == 1) return c->n >= 0;
     c->verb = sscanf(line, "decode %d", &c->n) == 1 ? BENCH_DECODE : BENCH_READ;
     return c->n > 0 || (sscanf(line, "read %d", &c->n) == 1 && c->n > 0);
 }
@@ -64,6 +68,7 @@ static inline bool bench_parse(const char *line, bench_command *c) {
 static inline bool bench_do(const bench_side *side, const bench_command *c, int64_t *bytes) {
     if (c->verb == BENCH_OPEN) return side->open(side->self, c->n_requests, c->n);
     if (c->verb == BENCH_DECODE) return side->decode(side->self, c->n);
+    if (c->verb == BENCH_SAMPLING) return side->sampling && side->sampling(side->self, c->n);
     for (int i = 0; side->read && i < c->n; i++) *bytes += side->read(side->self);
     return *bytes > 0;
 }
@@ -77,7 +82,8 @@ static inline bool bench_answer(const bench_side *side, const bench_command *c, 
     const double seconds = bench_seconds(CLOCK_MONOTONIC) - wall;
     const double cpu_seconds = bench_seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu;
     printf("{\"tokens\": %lld, \"seconds\": %.6f, \"cpu_seconds\": %.6f, \"token\": %d",
-           bytes ? 0LL : (long long)c->n * *n_open, seconds, cpu_seconds, side->last_token(side->self));
+           c->verb <= BENCH_DECODE ? (long long)c->n * *n_open : 0LL, seconds, cpu_seconds,
+           side->last_token(side->self));
     if (bytes) printf(", \"bytes\": %lld", (long long)bytes);
     if (side->report) side->report(side->self, stdout);
     puts("}");

@@ -24,7 +24,7 @@ enum { PARALLEL_MAX = 1024 };
 typedef struct batch_options {
     const char *model, *input, *output;
     int32_t parallel, log_level;
-    bool quiet;
+    bool quiet, stats;
     paged__sampling_options sampling;
     paged__memory_options memory;
 } batch_options;
@@ -46,6 +46,8 @@ static const paged__option options_table[] = {
     {.kind = PAGED__OPTION_HEADING, .name = "Memory and threads"},
     PAGED__MEMORY_ROWS(batch_options, memory),
     {.kind = PAGED__OPTION_HEADING, .name = "Output"},
+    {PAGED__OPTION_FLAG, 0, "stats", NULL, AT(stats), 0, 0, NULL,
+     "what the scheduler and the cache counted on stderr at the end"},
     {PAGED__OPTION_FLAG, 'q', "quiet", NULL, AT(quiet), 0, 0, NULL,
      "no memory plan, no notes, no progress bar"},
     {PAGED__OPTION_CHOICE, 0, "log-level", "LEVEL", AT(log_level), 0, 0, paged__log_levels,
@@ -304,6 +306,7 @@ static int run_all(batch *b) {
                 (long long)b->n_answered, (long long)b->n_refused, (long long)b->n_skipped,
                 (long long)b->n_tokens, seconds, seconds > 0 ? (double)b->n_tokens / seconds : 0.0,
                 code == PAGED__EXIT_INTERRUPTED && b->out ? "; the same command goes on" : "");
+    if (b->options.stats) paged__session_print_stats(&b->session);
     return code;
 }
 

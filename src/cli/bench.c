@@ -20,7 +20,7 @@ enum { LIST_MAX = 16, ROUNDS_MAX = 100 };
 typedef struct bench_options {
     const char *model, *contexts, *requests;
     int32_t tokens, rounds, log_level;
-    bool json, quiet;
+    bool json, quiet, stats;
     paged__memory_options memory;
 } bench_options;
 
@@ -38,6 +38,8 @@ static const paged__option options_table[] = {
     PAGED__MEMORY_ROWS(bench_options, memory),
     {.kind = PAGED__OPTION_HEADING, .name = "Output"},
     {PAGED__OPTION_FLAG, 0, "json", NULL, AT(json), 0, 0, NULL, "one JSON object a row"},
+    {PAGED__OPTION_FLAG, 0, "stats", NULL, AT(stats), 0, 0, NULL,
+     "what the scheduler and the cache counted on stderr at the end"},
     {PAGED__OPTION_FLAG, 'q', "quiet", NULL, AT(quiet), 0, 0, NULL,
      "no memory plan, no notes, no progress bar"},
     {PAGED__OPTION_CHOICE, 0, "log-level", "LEVEL", AT(log_level), 0, 0, paged__log_levels,
@@ -260,6 +262,7 @@ static int bench_command(paged__cli *cli, int argc, char **argv) {
         if (!o->json) paged__plan_note(cli, &b.session.info, &info, b.session.model_path);
         paged__interrupt_keep(true);
         code = run_all(&b);
+        if (code == PAGED__EXIT_OK && o->stats) paged__session_print_stats(&b.session);
     }
     paged__session_close(&b.session);
     paged__free(b.prompt);

@@ -187,14 +187,15 @@ static int print_json(run *r) {
         json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "load_ms", r->session.load_ms, "queue_ms", out->queue_ms,
                   "prefill_ms", out->prefill_ms, "decode_ms", out->decode_ms, "prefill_tokens_per_s",
                   paged__prefill_speed(out), "decode_tokens_per_s", paged__decode_speed(out));
-    json_t *object = json_pack(
-        "{s:o, s:o, s:i, s:i, s:i, s:s, s:s, s:i, s:o, s:o, s:s, s:i, s:I}", "text",
-        paged__json_text(r->text.data ? r->text.data : "", r->text.len), "tokens", tokens, "prompt_tokens",
-        (int)out->prompt_tokens, "completion_tokens", (int)out->completion_tokens, "cached_tokens",
-        (int)out->cached_tokens, "cache_miss", paged_miss_name(out->miss), "finish_reason",
-        paged_finish_name(out->finish), "blocks_used", (int)out->blocks_used, "timings", timings, "model",
-        paged__json_text(name, strlen(name)), "kv_type", paged__type_name(info.kv_type), "block_size",
-        (int)info.block_size, "seed", (json_int_t)r->options.sampling.seed);
+    json_t *object =
+        json_pack("{s:o, s:o, s:i, s:i, s:i, s:s, s:s, s:i, s:o, s:o, s:o, s:s, s:i, s:I}", "text",
+                  paged__json_text(r->text.data ? r->text.data : "", r->text.len), "tokens", tokens,
+                  "prompt_tokens", (int)out->prompt_tokens, "completion_tokens", (int)out->completion_tokens,
+                  "cached_tokens", (int)out->cached_tokens, "cache_miss", paged_miss_name(out->miss),
+                  "finish_reason", paged_finish_name(out->finish), "blocks_used", (int)out->blocks_used,
+                  "timings", timings, "engine", paged__session_counters(&r->session), "model",
+                  paged__json_text(name, strlen(name)), "kv_type", paged__type_name(info.kv_type),
+                  "block_size", (int)info.block_size, "seed", (json_int_t)r->options.sampling.seed);
     return paged__out_json(r->cli, object, true);
 }
 
@@ -215,6 +216,7 @@ static void print_stats(run *r) {
             out->decode_ms / 1000, paged__decode_speed(out), paged_finish_name(out->finish));
     fprintf(stderr, "KV cache    %d of %d blocks of %d tokens, %s of %s\n", out->blocks_used, info.n_blocks,
             info.block_size, paged__size(used).text, paged__size(info.pool_bytes).text);
+    paged__session_print_stats(&r->session);
     fprintf(stderr, "attention   %s kernels, %s %s\n", info.attn_kernels, paged__layout_name(info.kv_layout),
             paged__type_name(info.kv_type));
     fprintf(stderr, "linear      %s\n", info.linear_kernels);

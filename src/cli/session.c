@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -126,6 +127,42 @@ int paged__session_chat(paged__session *s, const paged_message *messages, int32_
     *tokens = NULL;
     return paged__error(s->cli, "%s%s", err.message,
                         status == PAGED_ERR_UNSUPPORTED ? "; paged run --raw runs without the template" : "");
+}
+
+/* ---- what the engine counted ---- */
+
+void paged__session_print_stats(const paged__session *s) {
+    paged_engine_stats e;
+    paged_cache_stats c;
+    paged_engine_get_stats(s->engine, &e);
+    paged_engine_get_cache_stats(s->engine, &c);
+    fprintf(stderr, "steps       %llu, of %.1f tokens; %llu requests\n", (unsigned long long)e.n_steps,
+            e.n_steps ? (double)e.n_tokens / (double)e.n_steps : 0.0, (unsigned long long)e.n_submitted);
+    fprintf(stderr,
+            "gave way    %llu times blocks to others, %llu tokens put off by a step for want of one, %llu "
+            "cached blocks evicted\n",
+            (unsigned long long)e.n_preemptions, (unsigned long long)e.n_stalls,
+            (unsigned long long)(c.n_evicted + c.n_evicted_blocks));
+    fprintf(stderr,
+            "shared      %llu of %llu tokens found in the cache, %llu times after a wait; a common beginning "
+            "read once in %llu steps, for %llu rows; %llu tails packed\n",
+            (unsigned long long)c.n_hit_tokens, (unsigned long long)c.n_query_tokens,
+            (unsigned long long)c.n_waits, (unsigned long long)e.n_cascade_steps,
+            (unsigned long long)e.n_cascade_rows, (unsigned long long)c.n_packed);
+}
+
+json_t *paged__session_counters(const paged__session *s) {
+    paged_engine_stats e;
+    paged_cache_stats c;
+    paged_engine_get_stats(s->engine, &e);
+    paged_engine_get_cache_stats(s->engine, &c);
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "steps",
+                     (json_int_t)e.n_steps, "tokens", (json_int_t)e.n_tokens, "requests",
+                     (json_int_t)e.n_submitted, "preemptions", (json_int_t)e.n_preemptions, "stalls",
+                     (json_int_t)e.n_stalls, "cascade_steps", (json_int_t)e.n_cascade_steps, "cascade_rows",
+                     (json_int_t)e.n_cascade_rows, "promise_waits", (json_int_t)c.n_waits, "hit_tokens",
+                     (json_int_t)c.n_hit_tokens, "evicted", (json_int_t)(c.n_evicted + c.n_evicted_blocks),
+                     "tails_packed", (json_int_t)c.n_packed);
 }
 
 /* ---- speeds ---- */

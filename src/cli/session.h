@@ -214,6 +214,12 @@ int paged__session_submit(paged__session *session, const paged_request *request,
 int paged__session_chat(paged__session *session, const paged_message *messages, int32_t n_messages,
                         int32_t **tokens, int32_t *n_tokens);
 
+/* ---- what the engine counted ---- */
+
+/* A few lines on stderr: steps, who had to give way, what was computed or read once for several. */
+void paged__session_print_stats(const paged__session *session);
+json_t *paged__session_counters(const paged__session *session); /* the same as an object */
+
 /* ---- speeds ---- */
 
 double paged__prefill_speed(const paged_output *out); /* tokens/s of what was computed, 0: unknown */

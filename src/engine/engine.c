@@ -8,7 +8,7 @@ enum {
     RUNNING_MAX = 4096,
     CHUNK_MAX = 1 << 16,
     THREADS_MAX = 256,
-    WATERMARK = 100 /* one block of so many */
+    WATERMARK = 16 /* one block of so many */
 };
 
 static paged_status fill_defaults(const paged_model_info *info, paged_engine_config *c, paged_error *err) {

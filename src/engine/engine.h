@@ -131,7 +131,7 @@ struct paged_engine {
     int32_t n_waiting, n_running;
     bool packed_tails;
     int32_t n_blocks;
-    int32_t watermark;        /* blocks that an admission leaves to those that run */
+    int32_t watermark;        /* blocks that an admission leaves to those that run, one each at most */
     paged_engine_stats stats; /* what is counted since create */
     uint64_t next_id;
     int32_t max_unread;         /* tokens of a request that wait to be read at most; 0: any number */

@@ -188,10 +188,16 @@ static paged_status reserve_all(paged_engine *e, const paged__request *r, int32_
     }
 }
 
+/* Blocks that an admission leaves to those that run, so that they do not throw each other out at once: each
+ * may fill one more. */
+static int32_t blocks_left_to_others(const paged_engine *e, const paged__request *r) {
+    return others_compute(e, r) ? PAGED_MIN(e->watermark, e->n_running) : 0;
+}
+
 /* From here on the request computes, and lacks nothing until it has made its next token. NO_BLOCKS: it does
  * not fit beside those that run. */
 static paged_status begin(paged_engine *e, paged__request *r) {
-    const int32_t n_kept = others_compute(e, r) ? e->watermark : 0;
+    const int32_t n_kept = blocks_left_to_others(e, r);
     int32_t n_before = available(e);
     paged_status s = reuse(e, r);
     if (s) return s;

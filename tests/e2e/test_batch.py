@@ -1,6 +1,7 @@
 """Goal: `paged batch` answers the OpenAI batch format and goes on where it was stopped. Method: from outside; the answers are those
 of `paged run` and of the same requests alone."""
 import json
+import re
 import signal
 import subprocess
 import time
@@ -50,6 +51,22 @@ def test_answers_equal_those_of_run(paged, model, tmp_path):
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert answers["b"]["body"]["choices"][0] == {"index": 0, "text": " Paris", "logprobs": None, "finish_reason": "stop"}
     assert answers["c"]["body"]["usage"]["prompt_tokens"] == 3
+
+
+def test_stats_count_what_was_shared_and_who_gave_way(paged, model, tmp_path):
+    """Equal prompts are computed once and read once; in a pool for less than all of them some give way; the texts stay."""
+    requests = [completion(str(i), list(range(1000, 1600)), max_tokens=40, temperature=1, seed=i) for i in range(4)]
+    source, found = write(tmp_path / "in.jsonl", requests), []
+    for more in [(), ("--contiguous",)]:
+        done = paged("batch", source, "--model", model, "--ctx", 704, "--pool-bytes", "60M", "--parallel", 4, "--stats", "-q", *more)
+        assert done.returncode == 0, done.stderr
+        lines = sorted(done.stdout.splitlines(), key=lambda line: json.loads(line)["custom_id"])
+        found.append([json.loads(line)["response"]["body"]["choices"][0]["text"] for line in lines])
+        shared = re.search(r"shared +(\d+) of \d+ tokens found in the cache, (\d+) times after a wait; "
+                           r"a common beginning read once in (\d+) steps, for (\d+) rows", done.stderr)
+        hits, waits, steps, rows = map(int, shared.groups())
+        assert (hits, waits, steps, rows) == (0, 0, 0, 0) if more else (hits, waits) == (3 * 599, 3) and rows > 3 * steps > 60
+    assert found[0] == found[1]
 
 
 def test_logprobs(paged, model, tmp_path):

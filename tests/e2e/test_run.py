@@ -219,7 +219,17 @@ def test_stats(paged, model):
     done = paged("run", "--model", model, "--prompt", QUESTION, "--max-tokens", 5, "--quiet", "--stats", *ONE_THREAD)
     assert done.returncode == 0
     assert "tokens/s" in done.stderr and "blocks" in done.stderr and "same bits" in done.stderr
+    assert re.search(r"steps +5, .* 1 requests\ngave way +0 times", done.stderr)
     assert "attention" in done.stderr and "linear" in done.stderr and "packed q8_0, q4_1" in done.stderr
+
+
+def test_contiguous_says_the_same_in_fewer_places(paged, model):
+    """Without paging: the same tokens, in a run for the whole context, of which the pool holds two."""
+    args = ("--ctx", 512, "--pool-bytes", 22 * 1024 * 1100 + (1 << 20))
+    with_paging, without = (run_json(paged, model, *args, *more) for more in [(), ("--contiguous",)])
+    assert without["tokens"] == with_paging["tokens"] and without["cache_miss"] == "off"
+    done = paged("run", "--model", model, "--prompt", QUESTION, "--max-tokens", 3, *args, "--contiguous")
+    assert done.returncode == 0 and "no paging: room for 2 requests at once, a run of 512 tokens each" in done.stderr
 
 
 def test_inspect_tells_what_loading_took(paged, model):
