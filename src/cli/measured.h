@@ -1,5 +1,5 @@
 /* cli/measured.h: figures of the last bench runs that docs/memory.md and docs/performance.md record. Made by
- * `./x claims`, not by hand. */
+ * `./x docs`, not by hand. */
 #ifndef PAGED_CLI_MEASURED_H
 #define PAGED_CLI_MEASURED_H
 

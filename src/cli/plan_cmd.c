@@ -279,6 +279,11 @@ static void draw(void *user, const paged_plan_step *step) {
     curve->n_steps = step->step + 1;
 }
 
+double paged__curve_mean(const paged__curve *curve, int64_t first_step) {
+    int64_t n = PAGED_MIN(curve->width, curve->n_steps - first_step);
+    return curve->sum[first_step / curve->width] / (double)n;
+}
+
 static int replay(paged__planner *p) {
     for (int32_t way = 0; way < PAGED_PLAN_WAYS; way++) {
         paged_error err;

@@ -129,7 +129,7 @@ def test_json_has_these_fields(paged):
     assert set(got["load"]) == {"name", "requests", "left_out", "waste", "contiguous_waste"}
     assert set(got["load"]["waste"][0]) == {"block_size", "entries", "table_bytes", "paged", "packed tails"}
     assert set(got["lengths"][0]) == {"tokens", *WAYS} and set(got["pool"]) == set(WAYS)
-    assert set(got["pool"]["paged"]) == {"block_size", "steps", "running", "most", "stored", "taken", "gave_way"}
+    assert set(got["pool"]["paged"]) == {"block_size", "steps", "running", "most", "stored", "taken", "gave_way", "curve"}
     assert got["pool_bytes"] == 24 * 10**9 - got["weight_bytes"] == 24 * 10**9 - 2 * 8030261248
 
 
@@ -247,6 +247,10 @@ def test_a_paged_pool_is_that_of_a_simulation(paged, tmp_path, n_blocks):
     assert got["steps"] == steps and got["gave_way"] == preempted
     assert got["running"] == pytest.approx(running / steps, rel=1e-5)
     assert got["stored"] == pytest.approx(tokens / steps / 16 / n_blocks, rel=1e-5)
+    width, values = got["curve"]["steps_a_value"], got["curve"]["stored"]
+    assert len(values) == -(-steps // width) and 128 < len(values) <= 256
+    n_last = steps - width * (len(values) - 1)
+    assert sum(v * width for v in values[:-1]) + values[-1] * n_last == pytest.approx(got["stored"] * steps, rel=1e-4)
 
 
 def test_a_pool_too_small_for_a_request_says_so(paged, tmp_path):
