@@ -29,6 +29,6 @@
 
 #define PAGED__MEASURED_CACHE "./x bench cache, 2026-11-29"
 
-#define PAGED__MEASURED_ATTN "./x bench attn, 2026-11-29"
+#define PAGED__MEASURED_ATTN "./x bench attn --quick --peers none, 2026-11-29"
 
 #endif

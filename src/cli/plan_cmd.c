@@ -336,6 +336,9 @@ static int plan_command(paged__cli *cli, int argc, char **argv) {
     if (!paged__args_parse(cli, &paged__command_plan, argc, argv, &o, &code)) return code;
     cli->quiet = o.quiet;
     paged__log_to_stderr(cli, o.quiet ? PAGED_LOG_ERROR : PAGED_LOG_WARN);
+    if ((o.shapes || o.documents) && o.model)
+        return paged__usage_error(cli, "--%s takes no MODEL, such as '%s'", o.shapes ? "shapes" : "documents",
+                                  o.model);
     if (o.shapes) return list_shapes(cli, o.json);
     if (o.documents) return paged__documents(cli, o.json);
     paged__planner p = {.cli = cli};

@@ -1,6 +1,6 @@
-"""Goal: what is made in docs/ says what is so. Method: the list of claims has every row of both documents, the page, the figures in
-the program and the pictures are what tools/claims and tools/pictures make of the tree as it is, and evidence that is not there
-is noticed."""
+"""Goal: what is made in docs/ says what is so. Method: the list of claims has every row of both documents, the page, the
+figures in the program and the pictures are what tools/claims and tools/pictures make of the tree as it is, and evidence that is
+not there is noticed."""
 import importlib.machinery
 import importlib.util
 import json
@@ -63,5 +63,7 @@ def test_figures_come_from_their_rows(claims):
     assert claims.figure(text, "a, block 8", "wasted") == "1 %" and claims.figure(text, "a, block 8", "more") == "2 %"
     assert claims.figure(text, "t", "value") == "4 %, inconclusive" and claims.figure(text, "t", "value", "y") == "5 %"
     assert claims.figure(text, "a, ", "wasted") == "1 %" and claims.figure(text, "a", "wasted") == claims.NOT_RECORDED
-    assert claims.date_of("<!-- bench cache: x -->\n\nCPU, 2 cores; 2026-11-29\n<!-- end of bench cache -->", "bench cache") == (
-        "2026-11-29")
+    section = "<!-- bench cache: x -->\n\n{}CPU, 2 cores; 2026-11-29\n<!-- end of bench cache -->"
+    assert claims.run_of(section.format(""), "bench cache") == "./x bench cache, 2026-11-29"
+    quick = section.format("Of `./x bench cache --quick`.\n\n")
+    assert claims.run_of(quick, "bench cache") == "./x bench cache --quick, 2026-11-29"
