@@ -86,7 +86,7 @@ def lines(title, x_label, y_label, series):
     parts = list(frame(title, y_label, y_max, series))
     wide, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     for i in range(6):
-        parts.append(text(LEFT + wide * i / 5, HEIGHT - BOTTOM + 18, label(x_max * i / 5)))
+        parts.append(text(LEFT + wide * i / 5, HEIGHT - BOTTOM + 18, label(x_max * i / 5), "end" if i == 5 else "middle"))
     parts.append(text(LEFT + wide / 2, HEIGHT - 14, x_label))
     for values, color in zip(series.values(), COLORS):
         at = [(LEFT + wide * x / x_max, HEIGHT - BOTTOM - high * y / y_max) for x, y in values]

@@ -1,5 +1,5 @@
 /* cli/measured.h: figures of the last bench runs that docs/memory.md and docs/performance.md record. Made by
- * `./x claims`, not by hand. */
+ * `./x docs`, not by hand. */
 #ifndef PAGED_CLI_MEASURED_H
 #define PAGED_CLI_MEASURED_H
 
@@ -29,6 +29,6 @@
 
 #define PAGED__MEASURED_CACHE "./x bench cache, 2026-11-29"
 
-#define PAGED__MEASURED_ATTN "./x bench attn, 2026-11-29"
+#define PAGED__MEASURED_ATTN "./x bench attn --quick --peers none, 2026-11-29"
 
 #endif

@@ -279,6 +279,11 @@ static void draw(void *user, const paged_plan_step *step) {
     curve->n_steps = step->step + 1;
 }
 
+double paged__curve_mean(const paged__curve *curve, int64_t first_step) {
+    int64_t n = PAGED_MIN(curve->width, curve->n_steps - first_step);
+    return curve->sum[first_step / curve->width] / (double)n;
+}
+
 static int replay(paged__planner *p) {
     for (int32_t way = 0; way < PAGED_PLAN_WAYS; way++) {
         paged_error err;
@@ -331,6 +336,9 @@ static int plan_command(paged__cli *cli, int argc, char **argv) {
     if (!paged__args_parse(cli, &paged__command_plan, argc, argv, &o, &code)) return code;
     cli->quiet = o.quiet;
     paged__log_to_stderr(cli, o.quiet ? PAGED_LOG_ERROR : PAGED_LOG_WARN);
+    if ((o.shapes || o.documents) && o.model)
+        return paged__usage_error(cli, "--%s takes no MODEL, such as '%s'", o.shapes ? "shapes" : "documents",
+                                  o.model);
     if (o.shapes) return list_shapes(cli, o.json);
     if (o.documents) return paged__documents(cli, o.json);
     paged__planner p = {.cli = cli};

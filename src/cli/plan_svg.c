@@ -115,7 +115,7 @@ static void pool_chart(FILE *file, const paged__planner *p) {
                 w == PAGED_PLAN_PACKED ? " stroke-dasharray=\"5 5\"" : "");
         for (int64_t from = 0; from < curve->n_steps; from += curve->width) {
             int64_t n = PAGED_MIN(curve->width, curve->n_steps - from);
-            double share = curve->sum[from / curve->width] / (double)n / (double)p->pool_bytes;
+            double share = paged__curve_mean(curve, from) / (double)p->pool_bytes;
             fprintf(file, "%.1f,%.1f ", LEFT + wide * ((double)from + (double)n / 2) / x_max,
                     2 * HEIGHT - BOTTOM - high * share);
         }

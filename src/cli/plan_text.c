@@ -186,21 +186,29 @@ static json_t *sweep_json(const paged__planner *p) {
     return list;
 }
 
+/* Share of the pool that holds tokens, mean over every `steps_a_value` steps. */
+static json_t *curve_json(const paged__planner *p, const paged__curve *curve) {
+    json_t *values = json_array();
+    for (int64_t from = 0; from < curve->n_steps; from += curve->width)
+        json_array_append_new(values, json_real(paged__curve_mean(curve, from) / (double)p->pool_bytes));
+    return json_pack("{s:I, s:o}", "steps_a_value", (json_int_t)curve->width, "stored", values);
+}
+
+static json_t *way_json(const paged__planner *p, paged_plan_way way) {
+    const paged_plan_load *load = &p->ways[way].load;
+    double all = (double)load->n_steps * (double)p->pool_bytes;
+    if (!p->ways[way].fits) return json_null();
+    return json_pack("{s:i, s:I, s:f, s:i, s:f, s:f, s:I, s:o}", "block_size", p->plans[way].block_size,
+                     "steps", (json_int_t)load->n_steps, "running",
+                     (double)load->sum_running / (double)load->n_steps, "most", load->max_running, "stored",
+                     (double)load->sum_stored / all, "taken", (double)load->sum_taken / all, "gave_way",
+                     (json_int_t)load->n_preempted, "curve", curve_json(p, &p->ways[way].curve));
+}
+
 static json_t *ways_json(const paged__planner *p) {
     json_t *object = json_object();
-    for (int32_t w = 0; w < PAGED_PLAN_WAYS; w++) {
-        const paged_plan_load *load = &p->ways[w].load;
-        double all = (double)load->n_steps * (double)p->pool_bytes;
-        json_t *row =
-            !p->ways[w].fits
-                ? json_null()
-                : json_pack("{s:i, s:I, s:f, s:i, s:f, s:f, s:I}", "block_size", p->plans[w].block_size,
-                            "steps", (json_int_t)load->n_steps, "running",
-                            (double)load->sum_running / (double)load->n_steps, "most", load->max_running,
-                            "stored", (double)load->sum_stored / all, "taken", (double)load->sum_taken / all,
-                            "gave_way", (json_int_t)load->n_preempted);
-        json_object_set_new(object, paged_plan_way_name((paged_plan_way)w), row);
-    }
+    for (int32_t i = 0; i < PAGED_PLAN_WAYS; i++)
+        json_object_set_new(object, paged_plan_way_name(order[i]), way_json(p, order[i]));
     return object;
 }
 

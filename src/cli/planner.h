@@ -46,6 +46,9 @@ typedef struct paged__planner {
     } ways[PAGED_PLAN_WAYS]; /* with a pool only */
 } paged__planner;
 
+/* Mean of stored bytes over the `width` steps, or fewer at the end, that begin with this one. */
+double paged__curve_mean(const paged__curve *curve, int64_t first_step);
+
 size_t paged__planner_token_bytes(const paged__planner *p, paged_type type);
 
 void paged__planner_text(const paged__planner *p);

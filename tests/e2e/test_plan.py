@@ -129,7 +129,7 @@ def test_json_has_these_fields(paged):
     assert set(got["load"]) == {"name", "requests", "left_out", "waste", "contiguous_waste"}
     assert set(got["load"]["waste"][0]) == {"block_size", "entries", "table_bytes", "paged", "packed tails"}
     assert set(got["lengths"][0]) == {"tokens", *WAYS} and set(got["pool"]) == set(WAYS)
-    assert set(got["pool"]["paged"]) == {"block_size", "steps", "running", "most", "stored", "taken", "gave_way"}
+    assert set(got["pool"]["paged"]) == {"block_size", "steps", "running", "most", "stored", "taken", "gave_way", "curve"}
     assert got["pool_bytes"] == 24 * 10**9 - got["weight_bytes"] == 24 * 10**9 - 2 * 8030261248
 
 
@@ -247,6 +247,10 @@ def test_a_paged_pool_is_that_of_a_simulation(paged, tmp_path, n_blocks):
     assert got["steps"] == steps and got["gave_way"] == preempted
     assert got["running"] == pytest.approx(running / steps, rel=1e-5)
     assert got["stored"] == pytest.approx(tokens / steps / 16 / n_blocks, rel=1e-5)
+    width, values = got["curve"]["steps_a_value"], got["curve"]["stored"]
+    assert len(values) == -(-steps // width) and 128 < len(values) <= 256
+    n_last = steps - width * (len(values) - 1)
+    assert sum(v * width for v in values[:-1]) + values[-1] * n_last == pytest.approx(got["stored"] * steps, rel=1e-4)
 
 
 def test_a_pool_too_small_for_a_request_says_so(paged, tmp_path):
@@ -306,7 +310,8 @@ def test_what_is_too_long_is_left_out(paged, tmp_path):
 # ---- bad input, pictures, documents ----
 
 @pytest.mark.parametrize("code, words, args", [
-    (2, "no model", []), (1, "did you mean llama-2-13b?", ["llama-2-14b"]), (1, "neither a file nor a shape", ["/no/such"]),
+    (2, "no model", []), (2, "takes no MODEL", ["llama-3-8b", "--documents"]), (2, "takes no MODEL", ["x", "--shapes"]),
+    (1, "did you mean llama-2-13b?", ["llama-2-14b"]), (1, "neither a file nor a shape", ["/no/such"]),
     (2, "--kv-heads and --head-dim together", ["--layers", "3"]), (2, "not both", ["llama-3-8b", "--layers", "3"]),
     (2, "--window belongs", ["llama-3-8b", "--window", "3"]),
     (2, "not both", ["llama-3-8b", "--memory", "1G", "--pool-bytes", "1G"]),
@@ -321,6 +326,29 @@ def test_what_is_too_long_is_left_out(paged, tmp_path):
 ])
 def test_odd_input_is_refused(paged, code, words, args):
     assert words in error(paged, *args, code=code, env={})
+
+
+def test_the_examples_of_the_help_run(paged, model, tmp_path):
+    words = paged("plan", "--help").stdout
+    examples = [line.split()[1:] for line in words.split("Example:\n")[1].splitlines()]
+    trace = lengths_file(tmp_path, [(20, 5)])
+    assert len(examples) == 4
+    for example in examples:
+        names = {"model.gguf": model, "requests.csv": trace, "plan.svg": tmp_path / "plan.svg"}
+        done = paged(*[names.get(word, word) for word in example])
+        assert done.returncode == 0 and done.stdout, done.stderr
+
+
+def test_the_transcripts_of_the_docs_are_what_is_printed(paged):
+    blocks = (ROOT / "docs/cli.md").read_text(encoding="utf-8").split("```\n$ paged plan ")[1:]
+    assert len(blocks) == 2
+    for block in blocks:
+        line, shown = block.split("\n```")[0].split("\n", 1)
+        command, _, cut = line.partition(" | sed -n ")
+        done = paged("plan", *command.split())
+        printed = (done.stderr + done.stdout).rstrip("\n").split("\n")
+        first, last = map(int, cut.strip("'p").split(",")) if cut else (1, len(printed))
+        assert shown.split("\n") == printed[first - 1:last]
 
 
 def test_a_file_that_is_no_model(paged, tmp_path):
