@@ -196,7 +196,8 @@ static int32_t gather(paged__sampler *s, const float *x, float floor) {
 /* [0, 1) from seed, choice and position, 53 bits. */
 static double uniform(const paged__choice *how) {
     const uint64_t stream = paged__mix(how->params->seed) + ((uint64_t)(uint32_t)how->choice << 32);
-    return (double)(paged__mix(stream + (uint64_t)(uint32_t)how->n_tokens) >> 11) * 0x1p-53;
+    return (double)(paged__mix(stream + (uint64_t)(uint32_t)(how->n_tokens + how->n_dropped)) >> 11) *
+           0x1p-53;
 }
 
 /* From the whole vocabulary: the block first, then the token in it. */
