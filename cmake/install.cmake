@@ -20,7 +20,7 @@ install(FILES ${PROJECT_BINARY_DIR}/paged.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 if(TARGET libpaged-engine)
-    foreach(name IN ITEMS model engine service)
+    foreach(name IN ITEMS model engine service conversation)
         install(FILES include/paged/${name}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/paged)
     endforeach()
     install(TARGETS libpaged-engine EXPORT paged-engine)

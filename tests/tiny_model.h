@@ -1,6 +1,6 @@
 /* tiny_model.h: writes a small LLaMA model with random weights as GGUF, through ggml's own writer, so that
  * engine tests run in a second and under every sanitizer. Vocabulary: the 256 bytes, a few merges, three
- * control tokens. */
+ * control tokens, ChatML. */
 #ifndef PAGED_TESTS_TINY_MODEL_H
 #define PAGED_TESTS_TINY_MODEL_H
 
@@ -74,6 +74,10 @@ static void tiny_vocab(struct gguf_context *g) {
         tokens[i] = pieces[i];
         types[i] = i < 259 ? 1 : 3;
     }
+    gguf_set_val_str(g, "tokenizer.chat_template",
+                     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + "
+                     "'<|im_end|>' + '\\n' }}{% endfor %}{% if add_generation_prompt %}"
+                     "{{ '<|im_start|>assistant\\n' }}{% endif %}");
     gguf_set_val_str(g, "tokenizer.ggml.model", "gpt2");
     gguf_set_val_str(g, "tokenizer.ggml.pre", "smollm");
     gguf_set_arr_str(g, "tokenizer.ggml.tokens", tokens, TINY_VOCAB);

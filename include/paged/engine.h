@@ -117,6 +117,14 @@ typedef struct paged_request {
                 * cancelled and released as if it were alone. The prompt is computed once; its blocks are
                 * shared, and the last one is copied by whoever writes into it. Only the first has
                 * prompt_logprobs */
+
+    /* 0: exact; a full context ends the answer by LENGTH. More: when the context is full it keeps so many
+     * first tokens (rounded up to whole blocks) and the newest half of the others, drops whole blocks
+     * between, computes what it keeps anew, as if that were the prompt, and goes on; n_dropped of the output
+     * tells. Asks for max_tokens (2^24 at most are made), and for two blocks more than the sink in the
+     * context. Penalties see what is kept. An approximation of an endless context, after StreamingLLM (Xiao
+     * et al. 2023). */
+    int32_t keep_sink;
 } paged_request;
 
 /* Greedy, no limits, top_p 1. Call it first, then set what differs. */
@@ -184,6 +192,7 @@ typedef struct paged_output {
         miss; /* why not more of the prompt was found in the cache; NONE also before it was looked up */
     paged_wait wait;
     int32_t n_preemptions;
+    int32_t n_dropped; /* tokens of prompt and answer that keep_sink has taken out of the context; 0: exact */
 } paged_output;
 
 PAGED_API paged_status paged_engine_read(paged_engine *engine, uint64_t id,
@@ -226,6 +235,7 @@ typedef struct paged_engine_stats {
     uint64_t n_cascade_steps, n_cascade_rows; /* steps in which a common beginning was read once for several
                                                * requests; rows that this served */
     uint64_t n_stalls;                        /* tokens put off by a step because nobody could give a block */
+    uint64_t n_dropped;                       /* tokens, by keep_sink */
 } paged_engine_stats;
 
 PAGED_API void paged_engine_get_stats(const paged_engine *engine, paged_engine_stats *out);

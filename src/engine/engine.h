@@ -71,15 +71,18 @@ typedef struct paged__request {
     bool awaits;     /* runs, and waits for what another one computes */
     paged_miss miss; /* why no more was reused */
 
-    int32_t *tokens; /* [n_prompt + max_new] prompt, then what was generated; owned */
+    int32_t *tokens; /* [n_prompt + max_new, at most n_ctx + 1] prompt and answer, less what keep_sink has
+                      * dropped; owned */
+    int32_t *made;   /* [max_new] the answer: behind the prompt, or, with keep_sink, owned */
     int32_t n_prompt, max_new, n_tokens, n_cached;
-    int32_t n_reused;                /* of n_cached: found, not computed */
-    char *salt;                      /* NULL: none; owned */
-    int32_t blocks_used;             /* while running and when it ended */
-    float *logprobs;                 /* [max_new] of generated tokens, or NULL; owned */
-    paged_top_logprob *top_logprobs; /* [max_new, n_top_logprobs] or NULL; owned */
-    float *prompt_logprobs;          /* [n_prompt - 1] or NULL; owned */
-    int32_t *prompt_top1;            /* [n_prompt - 1] or NULL; owned */
+    int32_t n_dropped, n_dropped_prompt; /* out of tokens; of the prompt's */
+    int32_t n_reused;                    /* of n_cached: found, not computed */
+    char *salt;                          /* NULL: none; owned */
+    int32_t blocks_used;                 /* while running and when it ended */
+    float *logprobs;                     /* [max_new] of generated tokens, or NULL; owned */
+    paged_top_logprob *top_logprobs;     /* [max_new, n_top_logprobs] or NULL; owned */
+    float *prompt_logprobs;              /* [n_prompt - 1] or NULL; owned */
+    int32_t *prompt_top1;                /* [n_prompt - 1] or NULL; owned */
 
     paged_detok detok; /* of read */
     int32_t n_read;    /* generated tokens already read */
@@ -170,8 +173,9 @@ void paged__request_finish(paged_engine *e, paged__request *r,
                            paged_finish finish);               /* gives its blocks back */
 void paged__request_clear(paged_engine *e, paged__request *r); /* back to a free slot */
 void paged__request_wait(paged_engine *e, paged__request *r,
-                         paged_wait why);                    /* into the queue, from where it was */
-void paged__request_run(paged_engine *e, paged__request *r); /* out of the queue; it has a sequence */
+                         paged_wait why);                            /* into the queue, from where it was */
+void paged__request_drop_middle(paged_engine *e, paged__request *r); /* its context is full: keep_sink */
+void paged__request_run(paged_engine *e, paged__request *r);         /* out of the queue; it has a sequence */
 bool paged__request_is_parked(const paged_engine *e, const paged__request *r);
 bool paged__request_has_news(const paged__request *r); /* that read would tell */
 
@@ -190,6 +194,11 @@ bool paged__step_begin(paged_engine *e); /* false: there is nothing to compute *
 paged_status paged__step_compute(paged_engine *e, paged_error *err);
 void paged__step_end(paged_engine *e, paged_status computed);
 
+/* Tokens of the answer so far. */
+static inline int32_t paged__n_made(const paged__request *r) {
+    return r->n_tokens + r->n_dropped - r->n_prompt;
+}
+
 static inline uint64_t paged__engine_now(const paged_engine *e) {
     return e->backend.now_ns(e->backend.self);
 }
@@ -200,8 +209,9 @@ static inline uint64_t paged__engine_now(const paged_engine *e) {
 /* How a token is chosen. */
 typedef struct paged__choice {
     const paged_request *params;
-    const int32_t *tokens;      /* [n_tokens] prompt, then the answer so far; n_tokens is the position */
+    const int32_t *tokens;      /* [n_tokens] prompt, then the answer so far */
     int32_t n_prompt, n_tokens; /* of penalties: the whole; the answer */
+    int32_t n_dropped;          /* tokens that are not there any more, for the position */
     int32_t choice;             /* of n */
     bool ban_eog, ban_stops;    /* no token that ends a generation; none of params->stop_tokens */
 } paged__choice;

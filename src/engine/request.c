@@ -4,7 +4,10 @@
 
 #include "engine/engine.h"
 
-enum { SALT_MAX = 1024 }; /* bytes */
+enum {
+    SALT_MAX = 1024,        /* bytes */
+    KEEP_SINK_MAX = 1 << 24 /* tokens of an answer that outlives its context */
+};
 
 void paged_request_init(paged_request *request) {
     *request = (paged_request){.struct_size = sizeof *request, .top_p = 1.0f};
@@ -48,15 +51,15 @@ paged__request *paged__request_find(const paged_engine *e, uint64_t id) {
 }
 
 bool paged__request_is_parked(const paged_engine *e, const paged__request *r) {
-    return e->max_unread > 0 && r->n_tokens - r->n_prompt - r->n_read >= e->max_unread;
+    return e->max_unread > 0 && paged__n_made(r) - r->n_read >= e->max_unread;
 }
 
 static int32_t prompt_done(const paged__request *r) {
-    return PAGED_MIN(r->n_cached, r->n_prompt);
+    return r->n_dropped ? r->n_prompt : PAGED_MIN(r->n_cached, r->n_prompt);
 }
 
 bool paged__request_has_news(const paged__request *r) {
-    return r->n_tokens - r->n_prompt > r->n_read || prompt_done(r) > r->n_told ||
+    return paged__n_made(r) > r->n_read || prompt_done(r) > r->n_told ||
            (r->state == PAGED__FINISHED && !r->read_to_end);
 }
 
@@ -108,6 +111,24 @@ void paged__request_run(paged_engine *e, paged__request *r) {
     insert_into(e->running, &e->n_running, r);
 }
 
+static int32_t whole_blocks(const paged_engine *e, int32_t n_tokens) {
+    return (n_tokens + e->config.block_size - 1) / e->config.block_size * e->config.block_size;
+}
+
+/* What is kept is a prompt like any other: the request goes into the queue with it, finds the sink in the
+ * cache and computes the rest at its new positions. So the answer goes on as that of a fresh request with
+ * these tokens, bit for bit. Half of the others go at once, so that each is computed twice on average. */
+void paged__request_drop_middle(paged_engine *e, paged__request *r) {
+    const int32_t sink = whole_blocks(e, r->params.keep_sink), n_prompt = r->n_prompt - r->n_dropped_prompt;
+    const int32_t n_drop = (r->n_tokens - sink) / 2 / e->config.block_size * e->config.block_size;
+    r->n_tokens -= n_drop;
+    memmove(r->tokens + sink, r->tokens + sink + n_drop, (size_t)(r->n_tokens - sink) * sizeof *r->tokens);
+    r->n_dropped += n_drop;
+    r->n_dropped_prompt += PAGED_MIN(n_drop, PAGED_MAX(n_prompt - sink, 0));
+    e->stats.n_dropped += (uint64_t)n_drop;
+    paged__request_wait(e, r, PAGED_WAIT_QUEUE);
+}
+
 void paged__request_finish(paged_engine *e, paged__request *r, paged_finish finish) {
     leave(e, r);
     if (r->stop && r->stop->found < 0) { /* what was held back is text after all */
@@ -126,6 +147,7 @@ void paged__request_finish(paged_engine *e, paged__request *r, paged_finish fini
 void paged__request_clear(paged_engine *e, paged__request *r) {
     if (r->state == PAGED__WAITING || r->state == PAGED__RUNNING)
         paged__request_finish(e, r, PAGED_FINISH_CANCELLED);
+    if (r->params.keep_sink) paged__free(r->made);
     paged__free(r->tokens);
     paged__free(r->logprobs);
     paged__free(r->prompt_logprobs);
@@ -141,7 +163,7 @@ void paged__request_clear(paged_engine *e, paged__request *r) {
     r->state = PAGED__FREE;
     r->finish = PAGED_FINISH_NONE;
     r->error = PAGED_OK;
-    r->tokens = NULL;
+    r->tokens = r->made = NULL;
     r->logprobs = r->prompt_logprobs = NULL;
     r->prompt_top1 = NULL;
     r->top_logprobs = NULL;
@@ -150,6 +172,7 @@ void paged__request_clear(paged_engine *e, paged__request *r) {
     r->text = r->salt = NULL;
     r->text_capacity = r->text_len = r->n_given = 0;
     r->n_shown = 0;
+    r->n_dropped = r->n_dropped_prompt = 0;
     r->n_prompt = r->max_new = r->n_tokens = r->n_cached = r->n_read = r->n_told = r->n_reused =
         r->blocks_used = 0;
     r->read_to_end = r->awaits = false;
@@ -223,6 +246,13 @@ static paged_status check_request(const paged_engine *e, const paged_request *q,
                            q->priority, PAGED_PRIORITY_MAX, PAGED_PRIORITY_MAX, q->deadline_ms);
     if (q->n < 1 || q->n > PAGED_CHOICES_MAX)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "n is %d; 1 … %d answers", q->n, PAGED_CHOICES_MAX);
+    const int32_t sink = PAGED_MIN(q->keep_sink, e->n_ctx);
+    if (sink < 0 || (sink && (!q->max_tokens || whole_blocks(e, sink) + 2 * e->config.block_size > e->n_ctx)))
+        return paged__fail(
+            err, PAGED_ERR_INVALID_ARG,
+            "keep_sink is %d with max_tokens %d; it asks for max_tokens, and for two blocks of "
+            "%d more in the context of %d",
+            q->keep_sink, q->max_tokens, e->config.block_size, e->n_ctx);
     if (q->salt && strnlen(q->salt, SALT_MAX + 1) > SALT_MAX)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "the salt has more than %d bytes", SALT_MAX);
     if (q->n_tokens > e->n_ctx)
@@ -260,10 +290,14 @@ static bool take_lists(paged__request *r, const paged_request *q) {
 }
 
 /* Everything that the request will need until it is released, but for the text of a read. */
-static bool take_memory(paged__request *r, const paged_request *q) {
+static bool take_memory(const paged_engine *e, paged__request *r, const paged_request *q) {
+    const int64_t n_tokens_max = PAGED_MIN((int64_t)r->n_prompt + r->max_new, (int64_t)e->n_ctx + 1);
     if (!take_lists(r, q)) return false;
     const size_t n_scores = (size_t)PAGED_MAX(q->n_tokens - 1, 1);
-    r->tokens = paged__alloc((size_t)r->n_prompt + (size_t)r->max_new, sizeof *r->tokens);
+    r->tokens = paged__alloc((size_t)n_tokens_max, sizeof *r->tokens);
+    r->made = q->keep_sink ? paged__alloc((size_t)r->max_new, sizeof *r->made)
+              : r->tokens  ? r->tokens + r->n_prompt
+                           : NULL;
     if (q->logprobs) r->logprobs = paged__alloc((size_t)r->max_new, sizeof *r->logprobs);
     if (q->n_top_logprobs)
         r->top_logprobs =
@@ -273,7 +307,7 @@ static bool take_memory(paged__request *r, const paged_request *q) {
         r->prompt_top1 = paged__alloc(n_scores, sizeof *r->prompt_top1);
     }
     if (q->salt) r->salt = paged__alloc(strlen(q->salt) + 1, 1);
-    return r->tokens && (r->salt || !q->salt) && (r->logprobs || !q->logprobs) &&
+    return r->tokens && r->made && (r->salt || !q->salt) && (r->logprobs || !q->logprobs) &&
            (r->top_logprobs || !q->n_top_logprobs) &&
            ((r->prompt_logprobs && r->prompt_top1) || !q->prompt_logprobs);
 }
@@ -318,8 +352,8 @@ static paged_status prepare(paged_engine *e, const paged_request *request, int32
     r->n_prompt = r->n_tokens = q.n_tokens;
     /* The newest token needs no slot, so a prompt that fills the context still gets one token. */
     r->max_new = e->n_ctx - q.n_tokens + 1;
-    if (q.max_tokens > 0) r->max_new = PAGED_MIN(r->max_new, q.max_tokens);
-    if (!take_memory(r, &q))
+    if (q.max_tokens > 0) r->max_new = PAGED_MIN(q.keep_sink ? KEEP_SINK_MAX : r->max_new, q.max_tokens);
+    if (!take_memory(e, r, &q))
         return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a request of %d + %d tokens", q.n_tokens,
                            r->max_new);
     memcpy(r->tokens, q.tokens, (size_t)q.n_tokens * sizeof *r->tokens);
@@ -397,7 +431,7 @@ static paged_status read_text(paged__request *r, int32_t n_new, bool ends) {
     }
     size_t len = n_held;
     for (int32_t i = 0; i < n_new; i++)
-        len += (size_t)paged_detok_push(&r->detok, r->tokens[r->n_prompt + r->n_read + i], r->text + len);
+        len += (size_t)paged_detok_push(&r->detok, r->made[r->n_read + i], r->text + len);
     if (ends) len += (size_t)paged_detok_finish(&r->detok, r->text + len);
     r->text_len = len;
     r->n_given = (size_t)PAGED_MIN((int64_t)len, shown_until(r) - r->n_shown);
@@ -408,7 +442,7 @@ static paged_status read_text(paged__request *r, int32_t n_new, bool ends) {
 paged_status paged_engine_read(paged_engine *e, uint64_t id, paged_output *out) {
     paged__request *r = paged__request_find(e, id);
     if (!r) return PAGED_ERR_NOT_FOUND;
-    const int32_t n_done = r->n_tokens - r->n_prompt, n_new = n_done - r->n_read;
+    const int32_t n_done = paged__n_made(r), n_new = n_done - r->n_read;
     const bool ends = r->state == PAGED__FINISHED && !r->read_to_end;
     paged_status s = read_text(r, n_new, ends);
     if (s) return s;
@@ -416,7 +450,7 @@ paged_status paged_engine_read(paged_engine *e, uint64_t id, paged_output *out) 
     *out = (paged_output){
         .text = r->text ? r->text : "",
         .text_len = r->n_given,
-        .tokens = r->tokens + r->n_prompt + r->n_read,
+        .tokens = r->made + r->n_read,
         .logprobs = r->logprobs ? r->logprobs + r->n_read : NULL,
         .top_logprobs =
             r->top_logprobs ? r->top_logprobs + (ptrdiff_t)r->n_read * r->params.n_top_logprobs : NULL,
@@ -436,6 +470,7 @@ paged_status paged_engine_read(paged_engine *e, uint64_t id, paged_output *out) 
         .miss = r->miss,
         .wait = r->wait,
         .n_preemptions = r->n_preemptions,
+        .n_dropped = r->n_dropped,
     };
     r->n_read = n_done;
     r->n_told = out->prompt_done;
@@ -447,7 +482,7 @@ paged_status paged_engine_prompt_logprobs(paged_engine *e, uint64_t id, const fl
                                           const int32_t **top1, int32_t *n) {
     const paged__request *r = paged__request_find(e, id);
     if (!r) return PAGED_ERR_NOT_FOUND;
-    if (!r->prompt_logprobs || r->n_cached < r->n_prompt) return PAGED_ERR_INVALID_ARG;
+    if (!r->prompt_logprobs || prompt_done(r) < r->n_prompt) return PAGED_ERR_INVALID_ARG;
     *logprobs = r->prompt_logprobs;
     *top1 = r->prompt_top1;
     *n = r->n_prompt - 1;

@@ -283,7 +283,8 @@ static double keep_best(paged__sampler *s, float max, int32_t k, double mass) {
 /* [0, 1) from seed, choice and position, 53 bits. */
 static double uniform(const paged__choice *how) {
     const uint64_t stream = paged__mix(how->params->seed) + ((uint64_t)(uint32_t)how->choice << 32);
-    return (double)(paged__mix(stream + (uint64_t)(uint32_t)how->n_tokens) >> 11) * 0x1p-53;
+    return (double)(paged__mix(stream + (uint64_t)(uint32_t)(how->n_tokens + how->n_dropped)) >> 11) *
+           0x1p-53;
 }
 
 /* With which of n weights the sum goes beyond `at`. Rounding may leave `at` just beyond the last one. */

@@ -133,7 +133,7 @@ static const paged_namespace *space_of(const paged_engine *e, const paged__reque
 /* Whoever wants to see the prompt's logits needs all of it computed; when it has made a token it has seen
  * them. */
 static bool may_reuse(const paged_engine *e, const paged__request *r) {
-    return !e->config.no_prefix_cache && (!r->params.prompt_logprobs || r->n_tokens > r->n_prompt);
+    return !e->config.no_prefix_cache && (!r->params.prompt_logprobs || paged__n_made(r) > 0);
 }
 
 /* Takes over what is cached of its tokens. What is told of it is told of the first time. */
@@ -223,7 +223,7 @@ static bool try_to_begin(paged_engine *e, paged__request *r) {
         paged__request_wait(e, r, r->n_preemptions ? PAGED_WAIT_PREEMPTED : PAGED_WAIT_BLOCKS);
         return false;
     }
-    if (r->error == PAGED_ERR_NO_BLOCKS && r->n_tokens > r->n_prompt) { /* it has filled the pool alone */
+    if (r->error == PAGED_ERR_NO_BLOCKS && paged__n_made(r) > 0) { /* it has filled the pool alone */
         r->error = PAGED_OK;
         paged__request_finish(e, r, PAGED_FINISH_LENGTH);
     } else if (r->error) {
@@ -258,7 +258,7 @@ static paged_status promise(paged_engine *e, paged__request *r) {
 /* One of n answers, the first of which computes the prompt for all: see fork_choices(). */
 static bool waits_for_first(const paged_engine *e, const paged__request *r) {
     const paged__request *first = r->choice ? paged__request_find(e, r->id - (uint64_t)r->choice) : NULL;
-    return first && first->state == PAGED__RUNNING && first->n_tokens == first->n_prompt;
+    return first && first->state == PAGED__RUNNING && paged__n_made(first) == 0;
 }
 
 static paged__request *first_waiting(const paged_engine *e) {

@@ -29,7 +29,7 @@ enum { DEFAULT_RING = 256, DEFAULT_READER_TIMEOUT_MS = 60000, NS_PER_MS = 100000
 /* How far a request was when its callers were last told. */
 typedef struct progress {
     uint64_t id;
-    int32_t n_tokens, n_prompt_done;
+    int32_t n_made, n_prompt_done;
     bool ended;
 } progress;
 
@@ -115,10 +115,10 @@ static void tell(paged_service *s) {
         const paged__request *r = &s->engine->slots[i];
         desk *d = &s->desks[i];
         const progress now = {.id = r->id,
-                              .n_tokens = r->n_tokens,
+                              .n_made = paged__n_made(r),
                               .n_prompt_done = PAGED_MIN(r->n_cached, r->n_prompt),
                               .ended = r->state == PAGED__FINISHED};
-        const bool is_new = now.id != d->told.id || now.n_tokens > d->told.n_tokens ||
+        const bool is_new = now.id != d->told.id || now.n_made > d->told.n_made ||
                             now.n_prompt_done > d->told.n_prompt_done || now.ended != d->told.ended;
         d->told = now;
         if (!is_new || !now.id || d->released || !paged__request_has_news(r)) continue;

@@ -7,7 +7,7 @@ enum { COMPACT_BYTES = 1 << 20 }; /* of keys and values that a step moves at mos
 static void lay_out_outputs(paged_engine *e, paged__piece *p, int32_t first_row, int32_t *n_outputs) {
     const paged__request *r = p->request;
     const bool ends_known = r->n_cached + p->n_tokens == r->n_tokens; /* the last row predicts a new token */
-    const bool scores = r->params.prompt_logprobs && r->n_tokens == r->n_prompt;
+    const bool scores = r->params.prompt_logprobs && paged__n_made(r) == 0;
     p->first_output = *n_outputs;
     for (int32_t i = 0; i < p->n_tokens; i++)
         if (scores || (ends_known && i == p->n_tokens - 1)) e->outputs[(*n_outputs)++] = first_row + i;
@@ -140,11 +140,12 @@ static bool text_goes_on(paged__request *r, int32_t token, bool armed) {
  * the same time, each with a sampler of its own. */
 static int32_t choose(paged__sampler *sampler, paged__request *r, const float *row) {
     const paged_request *q = &r->params;
-    const int32_t n_new = r->n_tokens - r->n_prompt, n_top = q->n_top_logprobs;
+    const int32_t n_new = paged__n_made(r), n_top = q->n_top_logprobs;
     const paged__choice how = {.params = q,
                                .tokens = r->tokens,
-                               .n_prompt = r->n_prompt,
+                               .n_prompt = r->n_prompt - r->n_dropped_prompt,
                                .n_tokens = r->n_tokens,
+                               .n_dropped = r->n_dropped,
                                .choice = r->choice,
                                .ban_eog = q->ignore_eos || n_new < q->min_tokens,
                                .ban_stops = n_new < q->min_tokens};
@@ -159,7 +160,7 @@ static int32_t choose(paged__sampler *sampler, paged__request *r, const float *r
 
 static void add_token(paged_engine *e, paged__request *r, int32_t token) {
     const paged_request *q = &r->params;
-    const int32_t n_new = r->n_tokens - r->n_prompt;
+    const int32_t n_new = paged__n_made(r);
     r->last_ns = paged__engine_now(e);
     if (!r->first_ns) r->first_ns = r->last_ns;
     if (is_stop_token(r, token) || (!q->ignore_eos && paged_token_is_eog(e->tok, token))) {
@@ -167,11 +168,13 @@ static void add_token(paged_engine *e, paged__request *r, int32_t token) {
         paged__request_finish(e, r, PAGED_FINISH_STOP);
         return;
     }
-    r->tokens[r->n_tokens++] = token;
+    r->tokens[r->n_tokens++] = r->made[n_new] = token;
     if (!text_goes_on(r, token, n_new + 1 >= q->min_tokens))
         paged__request_finish(e, r, PAGED_FINISH_STOP);
     else if (n_new + 1 == r->max_new)
         paged__request_finish(e, r, PAGED_FINISH_LENGTH);
+    else if (r->n_tokens > e->n_ctx)
+        paged__request_drop_middle(e, r);
 }
 
 /* The first of n answers has computed the prompt: the others start from there, with its blocks. Those for
@@ -206,7 +209,7 @@ static void choose_some(void *user, int32_t ith, int32_t nth) {
         paged__request *r = p->request;
         const float *row = last_row(e, p);
         if (row) p->token = choose(e->samplers[ith], r, row);
-        if (r->params.prompt_logprobs && r->n_tokens == r->n_prompt) score_prompt(e, e->samplers[ith], p);
+        if (r->params.prompt_logprobs && paged__n_made(r) == 0) score_prompt(e, e->samplers[ith], p);
     }
 }
 
@@ -219,7 +222,7 @@ static void take_results(paged_engine *e) {
         r->n_cached += p->n_tokens;
         r->blocks_used = (r->n_cached + e->config.block_size - 1) / e->config.block_size;
         if (!row) continue;
-        if (r->params.n > 1 && r->choice == 0 && r->n_tokens == r->n_prompt) fork_choices(e, r, row);
+        if (r->params.n > 1 && r->choice == 0 && paged__n_made(r) == 0) fork_choices(e, r, row);
         add_token(e, r, p->token);
     }
 }
