@@ -82,15 +82,15 @@ class LlamaCpp:
         answer = self.post("/completion", body).get("completion_probabilities")
         return answer[0] if answer else None
 
-    def score(self, tokens):
-        """[(log-probability of tokens[i], most likely token there) for i = 1 …], given all tokens before.
+    def score(self, tokens, first=1):
+        """[(log-probability of tokens[i], most likely token there) for i = first …], given all tokens before.
 
         There are no prompt log-probabilities in the server's API, so the next token is forced by a bias,
         position by position; the values reported stay raw. A token that ends inside a UTF-8 character is
         reported without them: there another token is forced and the whole distribution is read.
         """
         out = []
-        for i in range(1, len(tokens)):
+        for i in range(first, len(tokens)):
             target = tokens[i]
             at = self._next(tokens[:i], target, 1)
             if at:
