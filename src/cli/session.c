@@ -48,7 +48,8 @@ int paged__session_start(paged__session *s, const paged__memory_options *o, int3
                                         .max_running = max_running,
                                         .chunk_tokens = o->chunk,
                                         .n_threads = o->n_threads,
-                                        .no_prefix_cache = no_prefix_cache};
+                                        .no_prefix_cache = no_prefix_cache,
+                                        .contiguous = o->contiguous};
     paged_error err;
     const paged_status status = paged_engine_create(s->model, &config, &s->engine, &err);
     s->load_ms += (double)(paged__now_ns() - start) / 1e6;

@@ -4,6 +4,7 @@
  *   request.c     slots of requests: submit, read, cancel, release
  *   scheduler.c   who runs: admission, and which tokens of whom make the next step
  *   step.c        one step: reserve -> runner -> commit -> sample
+ *   service.c     an engine with a thread of its own
  *   sampler.c     logits -> one token
  *   stop.c        stop strings in the text of an answer
  *   engine.c      create, free, facts
@@ -19,6 +20,10 @@
  * An admitted request takes over what is cached of its tokens (of the prompt: n_reused) and goes on behind
  * it. If another one that runs is about to compute more of it, it waits for that first, among the running
  * ones: it has a row of the cache, no blocks and no part in steps.
+ *
+ * A request with max_unread tokens that nobody has read is *parked*: it has no part in the steps until it is
+ * read, and keeps its blocks and its place until somebody else wants them; then it is preempted before anyone
+ * else, and waits in the queue.
  *
  * A preempted request keeps its tokens and frees its sequence. Its blocks stay cached until their room is
  * needed, and what is gone by the time it comes back is computed again, with the same bits.
@@ -36,6 +41,7 @@
 #include "mem/mem.h"
 #include "model/runner.h"
 #include "paged/engine.h"
+#include "paged/service.h"
 
 typedef enum paged__state {
     PAGED__FREE = 0,
@@ -77,6 +83,7 @@ typedef struct paged__request {
 
     paged_detok detok; /* of read */
     int32_t n_read;    /* generated tokens already read */
+    int32_t n_told;    /* prompt_done of the last read */
     bool read_to_end;
     char *text; /* [text_len] what the last read gave out, then what it held back; owned */
     size_t text_capacity, text_len, n_given; /* n_given: of text, by the last read */
@@ -127,19 +134,23 @@ struct paged_engine {
     int32_t watermark;        /* blocks that an admission leaves to those that run */
     paged_engine_stats stats; /* what is counted since create */
     uint64_t next_id;
+    int32_t max_unread;         /* tokens of a request that wait to be read at most; 0: any number */
+    uint64_t reader_timeout_ns; /* of a parked one, after its newest token; 0: none */
     uint64_t fingerprint[2]; /* of the model: its names and sizes, not its weights; the cache has one model */
 
     /* the step under construction, sized by the configuration */
     paged__piece *pieces; /* [max_running] */
     int32_t n_pieces;
     int32_t *step_tokens, *positions, *outputs; /* [chunk_tokens] */
-    int64_t *step_slots;                        /* [chunk_tokens] */
+    int64_t *step_slots[PAGED__MODEL_GROUPS];   /* [chunk_tokens] */
     paged_shared *shared;                       /* [max_running / 2] */
     int32_t n_shared;
-    int32_t *cu_seqlens_q;            /* [max_running + 1] */
-    int32_t *seqlens_k, *rows;        /* [max_running] */
-    struct paged__sampler **samplers; /* [n_threads] */
-    const float *logits;              /* of the step at hand */
+    int32_t *cu_seqlens_q;                 /* [max_running + 1] */
+    int32_t *seqlens_k, *rows;             /* [max_running] */
+    int32_t *first_k[PAGED__MODEL_GROUPS]; /* [max_running] */
+    struct paged__sampler **samplers;      /* [n_threads] */
+    paged__step step;
+    const float *logits; /* of the step at hand */
 
     bool deterministic;
     char determinism[200];
@@ -149,6 +160,10 @@ struct paged_engine {
 paged_status paged__engine_create(const paged_model *model, const paged_engine_config *config,
                                   const paged__backend *backend, paged_engine **out, paged_error *err);
 
+/* service.c: the same for a service. */
+paged_status paged__service_create(const paged_model *model, const paged_service_config *config,
+                                   const paged__backend *backend, paged_service **out, paged_error *err);
+
 /* request.c */
 paged__request *paged__request_find(const paged_engine *e, uint64_t id); /* NULL: unknown */
 void paged__request_finish(paged_engine *e, paged__request *r,
@@ -157,11 +172,23 @@ void paged__request_clear(paged_engine *e, paged__request *r); /* back to a free
 void paged__request_wait(paged_engine *e, paged__request *r,
                          paged_wait why);                    /* into the queue, from where it was */
 void paged__request_run(paged_engine *e, paged__request *r); /* out of the queue; it has a sequence */
+bool paged__request_is_parked(const paged_engine *e, const paged__request *r);
+bool paged__request_has_news(const paged__request *r); /* that read would tell */
 
 /* scheduler.c */
 void paged__drop_ended(paged_engine *e); /* those that were cancelled or whose time is over */
+/* When an engine that has nothing to compute is to step again: somebody's time is over, or idle memory goes
+ * back. UINT64_MAX: never. */
+uint64_t paged__next_event(const paged_engine *e);
 /* Who takes part in the next step: e->pieces, all of them with their slots reserved. Admits and preempts. */
 void paged__schedule(paged_engine *e);
+
+/* step.c: paged_engine_step() in three parts. compute changes nothing that anything but a step looks at, so
+ * that meanwhile another thread may do with the engine whatever leaves the running requests where they
+ * are. */
+bool paged__step_begin(paged_engine *e); /* false: there is nothing to compute */
+paged_status paged__step_compute(paged_engine *e, paged_error *err);
+void paged__step_end(paged_engine *e, paged_status computed);
 
 static inline uint64_t paged__engine_now(const paged_engine *e) {
     return e->backend.now_ns(e->backend.self);

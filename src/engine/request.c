@@ -47,6 +47,19 @@ paged__request *paged__request_find(const paged_engine *e, uint64_t id) {
     return NULL;
 }
 
+bool paged__request_is_parked(const paged_engine *e, const paged__request *r) {
+    return e->max_unread > 0 && r->n_tokens - r->n_prompt - r->n_read >= e->max_unread;
+}
+
+static int32_t prompt_done(const paged__request *r) {
+    return PAGED_MIN(r->n_cached, r->n_prompt);
+}
+
+bool paged__request_has_news(const paged__request *r) {
+    return r->n_tokens - r->n_prompt > r->n_read || prompt_done(r) > r->n_told ||
+           (r->state == PAGED__FINISHED && !r->read_to_end);
+}
+
 /* ---- the two lists ---- */
 
 static void remove_from(paged__request **list, int32_t *n, const paged__request *r) {
@@ -137,7 +150,8 @@ void paged__request_clear(paged_engine *e, paged__request *r) {
     r->text = r->salt = NULL;
     r->text_capacity = r->text_len = r->n_given = 0;
     r->n_shown = 0;
-    r->n_prompt = r->max_new = r->n_tokens = r->n_cached = r->n_read = r->n_reused = r->blocks_used = 0;
+    r->n_prompt = r->max_new = r->n_tokens = r->n_cached = r->n_read = r->n_told = r->n_reused =
+        r->blocks_used = 0;
     r->read_to_end = r->awaits = false;
     r->miss = PAGED_MISS_NONE;
     r->wait = PAGED_WAIT_NONE;
@@ -414,7 +428,7 @@ paged_status paged_engine_read(paged_engine *e, uint64_t id, paged_output *out) 
         .prompt_tokens = r->n_prompt,
         .cached_tokens = r->n_reused,
         .completion_tokens = n_done,
-        .prompt_done = PAGED_MIN(r->n_cached, r->n_prompt),
+        .prompt_done = prompt_done(r),
         .blocks_used = r->blocks_used,
         .queue_ms = ms_between(r->submit_ns, r->start_ns ? r->start_ns : now),
         .prefill_ms = ms_between(r->start_ns, r->first_ns ? r->first_ns : now),
@@ -424,6 +438,7 @@ paged_status paged_engine_read(paged_engine *e, uint64_t id, paged_output *out) 
         .n_preemptions = r->n_preemptions,
     };
     r->n_read = n_done;
+    r->n_told = out->prompt_done;
     r->read_to_end = r->read_to_end || ends;
     return PAGED_OK;
 }

@@ -17,6 +17,9 @@
  * the pool alone and ends. So the oldest always gets on, some request makes progress in every step, and each
  * one makes a token between two preemptions.
  *
+ * Who is parked is not one of those that run in any of this: it neither protects nor blocks anybody, gives
+ * its blocks and its place before all others do, and is passed over in the queue.
+ *
  * Progress: if nothing runs, the first of the queue is admitted or fails. */
 #include "engine/engine.h"
 
@@ -31,16 +34,80 @@ static int32_t available(const paged_engine *e) {
     return (int32_t)PAGED_MIN((size_t)(e->n_blocks - c->groups[0].n_used), left / c->groups[0].block_bytes);
 }
 
+static bool is_active(const paged__request *r) {
+    return r->state == PAGED__WAITING || r->state == PAGED__RUNNING;
+}
+
+/* When its reader is given up: parked, it has made no token since. UINT64_MAX: never. */
+static uint64_t reader_end(const paged_engine *e, const paged__request *r) {
+    return e->reader_timeout_ns && paged__request_is_parked(e, r) ? r->last_ns + e->reader_timeout_ns
+                                                                  : UINT64_MAX;
+}
+
 void paged__drop_ended(paged_engine *e) {
     const uint64_t now = paged__engine_now(e);
     for (int32_t i = 0; i < e->n_slots; i++) {
         paged__request *r = &e->slots[i];
-        if (r->state != PAGED__WAITING && r->state != PAGED__RUNNING) continue;
+        if (!is_active(r)) continue;
         if (r->cancel_id == r->id)
             paged__request_finish(e, r, PAGED_FINISH_CANCELLED);
         else if (r->deadline_ns && now >= r->deadline_ns)
             paged__request_finish(e, r, PAGED_FINISH_DEADLINE);
+        else if (now >= reader_end(e, r))
+            paged__request_finish(e, r, PAGED_FINISH_READER);
     }
+}
+
+uint64_t paged__next_event(const paged_engine *e) {
+    uint64_t next = e->cache->idle_bytes ? paged__engine_now(e) + e->cache->trim_after : UINT64_MAX;
+    for (int32_t i = 0; i < e->n_slots; i++) {
+        const paged__request *r = &e->slots[i];
+        if (!is_active(r)) continue;
+        if (r->deadline_ns) next = PAGED_MIN(next, r->deadline_ns);
+        next = PAGED_MIN(next, reader_end(e, r));
+    }
+    return next;
+}
+
+/* ---- to give ---- */
+
+static bool computes(const paged_engine *e, const paged__request *r) {
+    return !r->awaits && !paged__request_is_parked(e, r);
+}
+
+/* Of those that run and are parked, the one that ranks last; NULL: there is none. */
+static paged__request *find_parked(const paged_engine *e) {
+    for (int32_t i = e->n_running - 1; i >= 0; i--)
+        if (paged__request_is_parked(e, e->running[i])) return e->running[i];
+    return NULL;
+}
+
+/* Of those that run, the one that is to give its blocks; NULL: nobody. */
+static paged__request *find_victim(const paged_engine *e) {
+    paged__request *victim = find_parked(e);
+    uint64_t oldest = UINT64_MAX;
+    for (int32_t i = 0; i < e->n_running; i++)
+        if (!paged__request_is_parked(e, e->running[i])) oldest = PAGED_MIN(oldest, e->running[i]->id);
+    for (int32_t i = e->n_running - 1; i >= 0 && !victim; i--) {
+        paged__request *r = e->running[i];
+        const bool must_get_on = r->n_preemptions > 0 && r->n_tokens == r->n_came_with;
+        if (r->id != oldest && !r->awaits && !must_get_on) victim = r;
+    }
+    return victim;
+}
+
+static void remove_piece(paged_engine *e, const paged__request *r) {
+    int32_t n_kept = 0;
+    for (int32_t i = 0; i < e->n_pieces; i++)
+        if (e->pieces[i].request != r) e->pieces[n_kept++] = e->pieces[i];
+    e->n_pieces = n_kept;
+}
+
+static void preempt(paged_engine *e, paged__request *r) {
+    remove_piece(e, r);
+    r->n_preemptions++;
+    e->stats.n_preemptions++;
+    paged__request_wait(e, r, paged__request_is_parked(e, r) ? PAGED_WAIT_READER : PAGED_WAIT_PREEMPTED);
 }
 
 /* ---- to begin ---- */
@@ -90,7 +157,7 @@ static paged_status reuse(paged_engine *e, paged__request *r) {
 
 static bool others_compute(const paged_engine *e, const paged__request *r) {
     for (int32_t i = 0; i < e->n_running; i++)
-        if (e->running[i] != r && !e->running[i]->awaits) return true;
+        if (e->running[i] != r && computes(e, e->running[i])) return true;
     return false;
 }
 
@@ -107,20 +174,35 @@ static void cut_to_blocks(paged_engine *e, paged__request *r) {
     r->blocks_used = blocks_for(e, r->n_cached);
 }
 
+/* The slots of all that is left to compute, from n_available blocks, which follow what those give that are
+ * parked. Tiles of packed tails may be short where blocks are not. */
+static paged_status reserve_all(paged_engine *e, const paged__request *r, int32_t *n_available) {
+    for (;;) {
+        paged_status s = PAGED_ERR_NO_BLOCKS;
+        if (r->n_needed <= *n_available) s = paged_seq_reserve(e->cache, r->seq, r->n_tokens - r->n_cached);
+        paged__request *gives = s == PAGED_ERR_NO_BLOCKS ? find_parked(e) : NULL;
+        if (!gives) return s;
+        const int32_t n_before = available(e);
+        preempt(e, gives);
+        *n_available += available(e) - n_before;
+    }
+}
+
 /* From here on the request computes, and lacks nothing until it has made its next token. NO_BLOCKS: it does
  * not fit beside those that run. */
 static paged_status begin(paged_engine *e, paged__request *r) {
-    const int32_t n_before = available(e), n_kept = others_compute(e, r) ? e->watermark : 0;
+    const int32_t n_kept = others_compute(e, r) ? e->watermark : 0;
+    int32_t n_before = available(e);
     paged_status s = reuse(e, r);
     if (s) return s;
     r->n_needed = n_before - available(e) + blocks_needed(e, r) + n_kept;
-    if (r->n_needed > n_before && e->packed_tails && r->n_cached % e->config.block_size) {
+    s = reserve_all(e, r, &n_before);
+    if (s == PAGED_ERR_NO_BLOCKS && e->packed_tails && r->n_cached % e->config.block_size) {
         /* What was found of a block lies in tiles, which take room until they have become a block. */
         cut_to_blocks(e, r);
         r->n_needed = n_before - available(e) + blocks_needed(e, r) + n_kept;
+        s = reserve_all(e, r, &n_before);
     }
-    if (r->n_needed > n_before) return PAGED_ERR_NO_BLOCKS;
-    s = paged_seq_reserve(e->cache, r->seq, r->n_tokens - r->n_cached);
     if (s) return s;
     r->n_needed = 0;
     if (!r->start_ns) r->start_ns = paged__engine_now(e);
@@ -145,7 +227,7 @@ static bool try_to_begin(paged_engine *e, paged__request *r) {
 }
 
 /* Those whose wait for another one is over. One that fails there may end the wait of others, before it in the
- * list too. */
+ * list too, and so may one that gives its blocks. */
 static void wake(paged_engine *e) {
     for (int32_t i = 0; i < e->n_running;) {
         paged__request *r = e->running[i++];
@@ -153,7 +235,7 @@ static void wake(paged_engine *e) {
         r->awaits = false;
         r->wait = PAGED_WAIT_NONE;
         try_to_begin(e, r);
-        if (r->state != PAGED__RUNNING) i = 0;
+        i = 0;
     }
 }
 
@@ -173,14 +255,24 @@ static bool waits_for_first(const paged_engine *e, const paged__request *r) {
     return first && first->state == PAGED__RUNNING && first->n_tokens == first->n_prompt;
 }
 
+static paged__request *first_waiting(const paged_engine *e) {
+    for (int32_t i = 0; i < e->n_waiting; i++)
+        if (!paged__request_is_parked(e, e->waiting[i])) return e->waiting[i];
+    return NULL;
+}
+
 static void admit(paged_engine *e) {
-    while (e->n_waiting > 0 && e->n_running < e->config.max_running) {
-        paged__request *r = e->waiting[0];
+    for (paged__request *r; (r = first_waiting(e));) {
+        paged__request *parked = find_parked(e);
         if (waits_for_first(e, r)) {
             r->wait = PAGED_WAIT_PROMISE;
             return;
         }
-        if (e->n_running > 0 && r->n_needed > available(e)) return;
+        if (e->n_running > 0 && !parked && r->n_needed > available(e)) return;
+        if (e->n_running == e->config.max_running) {
+            if (!parked) return;
+            preempt(e, parked);
+        }
         if (paged_seq_create(e->cache, &r->seq) != PAGED_OK) return;
         paged__request_run(e, r);
         r->error = promise(e, r);
@@ -189,35 +281,6 @@ static void admit(paged_engine *e) {
         else if (!r->awaits && !try_to_begin(e, r))
             return;
     }
-}
-
-/* ---- to give ---- */
-
-/* Of those that run, the one that is to give its blocks; -1: nobody. */
-static int32_t find_victim(const paged_engine *e) {
-    int32_t oldest = 0;
-    for (int32_t i = 1; i < e->n_running; i++)
-        if (e->running[i]->id < e->running[oldest]->id) oldest = i;
-    for (int32_t i = e->n_running - 1; i >= 0; i--) {
-        const paged__request *r = e->running[i];
-        const bool must_get_on = r->n_preemptions > 0 && r->n_tokens == r->n_came_with;
-        if (i != oldest && !r->awaits && !must_get_on) return i;
-    }
-    return -1;
-}
-
-static void remove_piece(paged_engine *e, const paged__request *r) {
-    int32_t n_kept = 0;
-    for (int32_t i = 0; i < e->n_pieces; i++)
-        if (e->pieces[i].request != r) e->pieces[n_kept++] = e->pieces[i];
-    e->n_pieces = n_kept;
-}
-
-static void preempt(paged_engine *e, paged__request *r) {
-    remove_piece(e, r);
-    r->n_preemptions++;
-    e->stats.n_preemptions++;
-    paged__request_wait(e, r, PAGED_WAIT_PREEMPTED);
 }
 
 /* ---- the step ---- */
@@ -238,11 +301,10 @@ static bool reserve_next(paged_engine *e, int32_t *at) {
     for (;;) {
         paged_status s = paged_seq_reserve(e->cache, r->seq, 1);
         if (!s) return true;
-        const int32_t victim = s == PAGED_ERR_NO_BLOCKS ? find_victim(e) : -1;
-        if (victim >= 0) {
-            paged__request *gives = e->running[victim];
+        paged__request *gives = s == PAGED_ERR_NO_BLOCKS ? find_victim(e) : NULL;
+        if (gives) {
+            for (int32_t i = *at; i >= 0; i--) *at -= e->running[i] == gives;
             preempt(e, gives);
-            *at -= victim <= *at;
             if (gives == r) return false;
         } else if (s == PAGED_ERR_NO_BLOCKS && others_compute(e, r)) {
             r->wait = PAGED_WAIT_BLOCKS;
@@ -265,7 +327,7 @@ static bool reserve_next(paged_engine *e, int32_t *at) {
 static void add_decoding(paged_engine *e, int32_t budget) {
     for (int32_t i = 0; i < e->n_running && e->n_pieces < budget; i++) {
         paged__request *r = e->running[i];
-        if (!decodes(r)) continue;
+        if (!decodes(r) || paged__request_is_parked(e, r)) continue;
         r->wait = PAGED_WAIT_NONE;
         if (reserve_next(e, &i)) add_piece(e, r, 1);
     }
@@ -282,13 +344,27 @@ static void add_prompts(paged_engine *e, int32_t budget) {
     }
 }
 
+static void tell_parked(paged_engine *e) {
+    for (int32_t i = 0; i < e->n_running; i++)
+        if (paged__request_is_parked(e, e->running[i])) e->running[i]->wait = PAGED_WAIT_READER;
+    for (int32_t i = 0; i < e->n_waiting; i++) {
+        paged__request *r = e->waiting[i];
+        if (paged__request_is_parked(e, r))
+            r->wait = PAGED_WAIT_READER;
+        else if (r->wait == PAGED_WAIT_READER)
+            r->wait = PAGED_WAIT_PREEMPTED;
+    }
+}
+
 void paged__schedule(paged_engine *e) {
     const uint64_t n_preemptions = e->stats.n_preemptions, n_stalls = e->stats.n_stalls;
     paged_cache_set_clock(e->cache, paged__engine_now(e)); /* memory that was idle for long goes back */
     e->n_pieces = 0;
+    tell_parked(e);
     wake(e);
     add_decoding(e, e->config.chunk_tokens);
-    if ((n_preemptions == e->stats.n_preemptions && n_stalls == e->stats.n_stalls) || e->n_running == 0)
+    if ((n_preemptions == e->stats.n_preemptions && n_stalls == e->stats.n_stalls) ||
+        !others_compute(e, NULL))
         admit(e);
     add_prompts(e, e->config.chunk_tokens - e->n_pieces);
 }

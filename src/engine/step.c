@@ -47,6 +47,7 @@ static int32_t common_tokens(const paged_engine *e, const paged_tables *t, int32
 static void find_shared(paged_engine *e, const paged_tables *t) {
     const int32_t last = blocks_of_split(e) - 1;
     e->n_shared = 0;
+    if (e->model->groups[0].window) return; /* nothing is read together, and old blocks are gone */
     for (int32_t first = 0, end; first < e->n_pieces; first = end) {
         end = first + 1;
         if (!may_share(e, &e->pieces[first])) continue;
@@ -65,14 +66,20 @@ static void find_shared(paged_engine *e, const paged_tables *t) {
 }
 
 static void lay_out(paged_engine *e, paged__step *step) {
-    paged_tables tables = {0};
-    PAGED_ASSERT(paged_cache_tables(e->cache, 0, &tables) == PAGED_OK);
-    find_shared(e, &tables);
+    paged_tables tables[PAGED__MODEL_GROUPS] = {0};
+    const int32_t n_groups = e->model->n_groups;
+    for (int32_t g = 0; g < n_groups; g++)
+        PAGED_ASSERT(paged_cache_tables(e->cache, g, &tables[g]) == PAGED_OK);
+    find_shared(e, &tables[0]);
     int32_t n = 0, n_outputs = 0;
     for (int32_t i = 0; i < e->n_pieces; i++) {
         paged__piece *p = &e->pieces[i];
         const paged__request *r = p->request;
-        PAGED_ASSERT(!paged_seq_slots(e->cache, r->seq, 0, r->n_cached, p->n_tokens, e->step_slots + n));
+        for (int32_t g = 0; g < n_groups; g++) {
+            PAGED_ASSERT(
+                !paged_seq_slots(e->cache, r->seq, g, r->n_cached, p->n_tokens, e->step_slots[g] + n));
+            e->first_k[g][i] = paged_seq_first_k(e->cache, r->seq, g);
+        }
         lay_out_outputs(e, p, n, &n_outputs);
         e->cu_seqlens_q[i] = n;
         e->seqlens_k[i] = r->n_cached + p->n_tokens;
@@ -87,25 +94,30 @@ static void lay_out(paged_engine *e, paged__step *step) {
     *step = (paged__step){.n_tokens = n,
                           .tokens = e->step_tokens,
                           .positions = e->positions,
-                          .slots = e->step_slots,
                           .n_outputs = n_outputs,
                           .outputs = e->outputs};
-    step->batch.cu_seqlens_q = e->cu_seqlens_q;
-    step->batch.n_shared = e->n_shared;
-    step->batch.shared = e->shared;
-    step->batch.tables = tables;
-    step->batch.tables.rows = e->rows;
-    step->batch.tables.seqlens_k = e->seqlens_k;
-    step->batch.tables.n_seqs = e->n_pieces;
+    for (int32_t g = 0; g < n_groups; g++) {
+        paged_batch *batch = &step->batch[g];
+        step->slots[g] = e->step_slots[g];
+        batch->cu_seqlens_q = e->cu_seqlens_q;
+        batch->n_shared = e->model->groups[g].window ? 0 : e->n_shared;
+        batch->shared = e->shared;
+        batch->tables = tables[g];
+        batch->tables.rows = e->rows;
+        batch->tables.seqlens_k = e->seqlens_k;
+        batch->tables.first_k = e->first_k[g];
+        batch->tables.n_seqs = e->n_pieces;
+    }
 }
 
-static void score_prompt(const paged_engine *e, const paged__piece *p) {
+/* Of prompt tokens, each from the row before it. */
+static void score_prompt(const paged_engine *e, paged__sampler *sampler, const paged__piece *p) {
     paged__request *r = p->request;
     for (int32_t i = 0; i < p->n_outputs; i++) {
         const int32_t at = r->n_cached + i; /* this row predicts token at + 1 */
         if (at + 1 >= r->n_prompt) break;
         r->prompt_logprobs[at] =
-            paged__logprob(e->samplers[0], e->logits + (size_t)(p->first_output + i) * (size_t)e->n_vocab,
+            paged__logprob(sampler, e->logits + (size_t)(p->first_output + i) * (size_t)e->n_vocab,
                            r->tokens[at + 1], &r->prompt_top1[at]);
     }
 }
@@ -190,22 +202,20 @@ static const float *last_row(const paged_engine *e, const paged__piece *p) {
 static void choose_some(void *user, int32_t ith, int32_t nth) {
     paged_engine *e = user;
     for (int32_t i = ith; i < e->n_pieces; i += nth) {
-        const float *row = last_row(e, &e->pieces[i]);
-        if (row) e->pieces[i].token = choose(e->samplers[ith], e->pieces[i].request, row);
+        paged__piece *p = &e->pieces[i];
+        paged__request *r = p->request;
+        const float *row = last_row(e, p);
+        if (row) p->token = choose(e->samplers[ith], r, row);
+        if (r->params.prompt_logprobs && r->n_tokens == r->n_prompt) score_prompt(e, e->samplers[ith], p);
     }
 }
 
 static void take_results(paged_engine *e) {
-    if (e->n_pieces > 1 && e->backend.run)
-        e->backend.run(e->backend.self, choose_some, e);
-    else
-        choose_some(e, 0, 1);
     for (int32_t i = 0; i < e->n_pieces; i++) {
         const paged__piece *p = &e->pieces[i];
         const float *row = last_row(e, p);
         paged__request *r = p->request;
         PAGED_ASSERT(!paged_seq_commit(e->cache, r->seq, r->tokens + r->n_cached, p->n_tokens));
-        if (r->params.prompt_logprobs && r->n_tokens == r->n_prompt) score_prompt(e, p);
         r->n_cached += p->n_tokens;
         r->blocks_used = (r->n_cached + e->config.block_size - 1) / e->config.block_size;
         if (!row) continue;
@@ -222,27 +232,49 @@ static void fail_pieces(paged_engine *e, paged_status s) {
     }
 }
 
-paged_status paged_engine_step(paged_engine *e, int32_t *n_active, paged_error *err) {
-    if (!e) return paged__fail(err, PAGED_ERR_INVALID_ARG, "engine is NULL");
+bool paged__step_begin(paged_engine *e) {
     paged__drop_ended(e);
     paged__schedule(e);
     /* Progress: an idle engine with a queue would be our bug. */
-    PAGED_ASSERT(e->n_pieces > 0 || (e->n_running == 0 && e->n_waiting == 0));
-    if (e->n_pieces > 0) {
-        paged__step step;
-        paged_error why = {0};
-        lay_out(e, &step);
-        paged_status s = e->backend.step(e->backend.self, &step, &e->logits, &why);
-        if (s) {
-            fail_pieces(e, s);
-            return paged__fail(err, s, "the step failed: %s", why.message);
-        }
-        e->stats.n_steps++;
-        e->stats.n_tokens += (uint64_t)step.n_tokens;
-        take_results(e);
-        /* Nothing holds a slot or a table now, so tiles of tails may move together. A failed copy loses
-         * nothing, and the next step tries again. */
-        if (e->packed_tails) (void)paged_cache_compact(e->cache, COMPACT_BYTES, true, NULL);
+    for (int32_t i = 0; i < e->n_running && e->n_pieces == 0; i++)
+        PAGED_ASSERT(paged__request_is_parked(e, e->running[i]));
+    for (int32_t i = 0; i < e->n_waiting && e->n_pieces == 0; i++)
+        PAGED_ASSERT(paged__request_is_parked(e, e->waiting[i]));
+    if (e->n_pieces == 0) return false;
+    lay_out(e, &e->step);
+    return true;
+}
+
+paged_status paged__step_compute(paged_engine *e, paged_error *err) {
+    paged_error why = {0};
+    paged_status s = e->backend.step(e->backend.self, &e->step, &e->logits, &why);
+    if (s) return paged__fail(err, s, "the step failed: %s", why.message);
+    if (e->n_pieces > 1 && e->backend.run)
+        e->backend.run(e->backend.self, choose_some, e);
+    else
+        choose_some(e, 0, 1);
+    return PAGED_OK;
+}
+
+void paged__step_end(paged_engine *e, paged_status computed) {
+    if (computed) {
+        fail_pieces(e, computed);
+        return;
+    }
+    e->stats.n_steps++;
+    e->stats.n_tokens += (uint64_t)e->step.n_tokens;
+    take_results(e);
+    /* Nothing holds a slot or a table now, so tiles of tails may move together. A failed copy loses nothing,
+     * and the next step tries again. */
+    if (e->packed_tails) (void)paged_cache_compact(e->cache, COMPACT_BYTES, true, NULL);
+}
+
+paged_status paged_engine_step(paged_engine *e, int32_t *n_active, paged_error *err) {
+    if (!e) return paged__fail(err, PAGED_ERR_INVALID_ARG, "engine is NULL");
+    if (paged__step_begin(e)) {
+        const paged_status s = paged__step_compute(e, err);
+        paged__step_end(e, s);
+        if (s) return s;
     }
     if (n_active) *n_active = e->n_running + e->n_waiting;
     return PAGED_OK;

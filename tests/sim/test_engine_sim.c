@@ -5,7 +5,7 @@
  * text. What a request should say is computed from its tokens alone, without engine or cache.
  *
  * A run has a phase with faults (allocations that fail, steps that fail, pinned blocks, cancels, releases,
- * deadlines, readers that sleep), then one without, in which all must end in bounded time. Everything
+ * deadlines, readers that fall asleep), then one without, in which all must end in bounded time. Everything
  * comes from the seed: `test_engine_sim --seed N` begins with run N. */
 #include <unistd.h>
 
@@ -85,7 +85,7 @@ static void check_shared(const fake *f, const paged_batch *b) {
 
 static paged_status fake_step(void *self, const paged__step *step, const float **logits, paged_error *err) {
     fake *f = self;
-    const paged_batch *b = &step->batch;
+    const paged_batch *b = &step->batch[0];
     int32_t n_out = 0;
     f->now_ns += 1000000;
     if (f->fails) return paged__fail(err, PAGED_ERR_IO, "the device is gone");
@@ -94,7 +94,7 @@ static paged_status fake_step(void *self, const paged__step *step, const float *
             const int32_t pos = step->positions[i];
             const uint64_t before = pos ? read_token(&f->kv, &b->tables, s, pos - 1) : 0,
                            hash = next_hash(before, step->tokens[i], pos);
-            memcpy(at_slot(&f->kv, step->slots[i]), &hash, sizeof hash);
+            memcpy(at_slot(&f->kv, step->slots[0][i]), &hash, sizeof hash);
             if (n_out == step->n_outputs || step->outputs[n_out] != i) continue;
             uint64_t sum = 0;
             for (int32_t p = 0; p <= pos; p++) sum = fold(sum, read_token(&f->kv, &b->tables, s, p));
@@ -140,6 +140,7 @@ typedef struct record {
     int32_t n_preemptions, made_then; /* tokens of the answer at the last preemption */
     paged_finish finish;
     bool over, released;
+    bool asleep; /* its reader */
 } record;
 
 typedef struct sim {
@@ -154,7 +155,7 @@ typedef struct sim {
     bool had_pins, faults;
 } sim;
 
-static uint64_t n_preempted, n_ended[PAGED_FINISH_KINDS], n_cascades, n_stalls, n_tails;
+static uint64_t n_preempted, n_ended[PAGED_FINISH_KINDS], n_cascades, n_stalls, n_tails, n_parked;
 
 static int32_t below(sim *s, int32_t n) {
     return (int32_t)(paged__rand(&s->random) % (uint64_t)n);
@@ -248,6 +249,10 @@ static void check_end(sim *s, record *r, const paged_output *o) {
                       paged_finish_name(r->want_finish), r->n_want);
     }
     if (r->finish == PAGED_FINISH_DEADLINE) CHECK(r->params.deadline_ms > 0);
+    if (r->finish == PAGED_FINISH_READER) {
+        CHECK(s->e->reader_timeout_ns > 0);
+        CHECK_EQ(o->n_tokens, s->e->max_unread);
+    }
     if (r->finish == PAGED_FINISH_ERROR)
         CHECK(o->error == PAGED_ERR_NO_MEMORY || o->error == PAGED_ERR_IO ||
               (o->error == PAGED_ERR_NO_BLOCKS && s->had_pins));
@@ -289,7 +294,9 @@ static void pin(sim *s) {
 static void step(sim *s, int32_t *active) {
     uint64_t oldest = UINT64_MAX;
     paged_error err = {0};
-    for (int32_t i = 0; i < s->e->n_running; i++) oldest = PAGED_MIN(oldest, s->e->running[i]->id);
+    for (int32_t i = 0; i < s->e->n_running; i++)
+        if (!paged__request_is_parked(s->e, s->e->running[i]))
+            oldest = PAGED_MIN(oldest, s->e->running[i]->id);
     paged_cache_set_clock(s->e->cache, s->f.now_ns);
     s->f.now_ns += 1000;
     const paged_status status = paged_engine_step(s->e, active, &err);
@@ -300,7 +307,10 @@ static void step(sim *s, int32_t *active) {
     for (int32_t i = 0; i < s->n_submitted; i++) {
         record *r = &s->r[i];
         const paged__request *q = r->released ? NULL : paged__request_find(s->e, r->id);
-        if (!q || q->n_preemptions == r->n_preemptions) continue;
+        if (!q) continue;
+        CHECK(!s->e->max_unread || q->n_tokens - q->n_prompt - q->n_read <= s->e->max_unread);
+        n_parked += q->wait == PAGED_WAIT_READER;
+        if (q->n_preemptions == r->n_preemptions) continue;
         CHECK_EQ(q->n_preemptions, r->n_preemptions + 1);
         CHECK(r->id != oldest);
         CHECK(r->n_preemptions == 0 || q->n_tokens > r->made_then);
@@ -333,6 +343,9 @@ static void fault(sim *s) {
     case 5:
         s->f.now_ns += (uint64_t)below(s, 100) * 1000000;
         break;
+    case 6:
+        if (r) r->asleep = !r->asleep;
+        break;
     default:
         break;
     }
@@ -355,6 +368,8 @@ static void make(sim *s, const paged_model *m) {
     s->f.logits = malloc((size_t)c.chunk_tokens * TINY_VOCAB * sizeof *s->f.logits);
     const paged__backend backend = {&s->f, fake_bind, fake_step, fake_now, NULL};
     CHECK_EQ(paged__engine_create(m, &c, &backend, &s->e, NULL), PAGED_OK);
+    s->e->max_unread = below(s, 2) ? 0 : 1 + below(s, 6);
+    s->e->reader_timeout_ns = below(s, 2) ? 0 : (uint64_t)(1 + below(s, 80)) * 1000000;
     s->tok = s->e->tok;
     s->sampler = paged__sampler_create(TINY_VOCAB, s->tok);
 }
@@ -393,6 +408,12 @@ static void finish(sim *s) {
     n_tails += cache.n_packed;
 }
 
+/* Some of the readers that are awake. */
+static void read_some(sim *s, int32_t one_of) {
+    for (int32_t i = 0; i < s->n_submitted; i++)
+        if (!s->r[i].released && !s->r[i].asleep && below(s, one_of) == 0) read_one(s, &s->r[i]);
+}
+
 static void run(uint64_t seed, const paged_model *m) {
     static sim s;
     int32_t active = 1, n_left;
@@ -404,14 +425,17 @@ static void run(uint64_t seed, const paged_model *m) {
         fault(&s);
         if (s.n_submitted < N_REQUESTS && below(&s, 4) == 0) submit(&s);
         step(&s, &active);
-        for (int32_t i = 0; i < s.n_submitted; i++)
-            if (!s.r[i].released && below(&s, 6) == 0) read_one(&s, &s.r[i]);
+        read_some(&s, 6);
         fail_in = 0;
         s.f.fails = false;
     }
     s.faults = false;
     paged_cache_set_clock(s.e->cache, s.f.now_ns += 1000000000);
-    for (n_left = steps_to_end(&s); active && n_left > 0; n_left--) step(&s, &active);
+    for (int32_t i = 0; i < s.n_submitted; i++) s.r[i].asleep = false;
+    for (n_left = steps_to_end(&s); active && n_left > 0; n_left--) {
+        if (s.e->max_unread) read_some(&s, 1);
+        step(&s, &active);
+    }
     CHECK_EQ(active, 0);
     finish(&s);
     paged__sampler_free(s.sampler);
@@ -439,12 +463,12 @@ static void many_seeds(void) {
     test_seed = first;
     paged_model_free(m);
     paged_allocator_set(NULL);
-    printf("%d runs: %d preemptions, %d stalls, %d tails packed; ended by", (int)n_runs, (int)n_preempted,
-           (int)n_stalls, (int)n_tails);
+    printf("%d runs: %d preemptions, %d stalls, %d tails packed, %d steps parked; ended by", (int)n_runs,
+           (int)n_preempted, (int)n_stalls, (int)n_tails, (int)n_parked);
     for (int i = 1; i < PAGED_FINISH_KINDS; i++)
         printf(" %s %d", paged_finish_name((paged_finish)i), (int)n_ended[i]);
     printf("\n");
-    CHECK(n_preempted > n_runs / 4 && n_stalls > 0 && n_tails > 0);
+    CHECK(n_preempted > n_runs / 4 && n_stalls > 0 && n_tails > 0 && n_parked > n_runs);
     for (int i = 1; i < PAGED_FINISH_KINDS; i++) CHECK(n_ended[i] > 0);
 }
 
