@@ -221,6 +221,8 @@ def rows_f32(x, name, shape, words):
 def integers(x, name, kind, ndim=1):
     """Numbers as a dense array of their own, so that nobody changes them while the library reads them."""
     array = view(x, name)
+    if array.dtype == kind and array.ndim == ndim:
+        return array.copy()
     if array.size == 0:
         array = array.astype(kind)
     if array.dtype.kind not in "iu":
