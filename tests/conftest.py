@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "diff"))
 
 BUILD = pathlib.Path(os.environ.get("PAGED_BUILD", ROOT / "build" / "release"))
+sys.path.insert(0, str(BUILD / "python"))  # the package `paged`
 
 
 def program(name):
@@ -112,14 +113,14 @@ def llamacpp(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
     """tiny("mha-16") or tiny("mha-16", gguf.GGMLQuantizationType.F16) -> (shape, weights, path)."""
-    from models import SHAPES, write_tiny
+    from models import SHAPES, WINDOWED, write_tiny
 
     folder = tmp_path_factory.mktemp("tiny")
     made = {}
 
     def get(name, weight_type=None):
         if (name, weight_type) not in made:
-            shape = next(s for s in SHAPES if s.name == name)
+            shape = next(s for s in SHAPES + WINDOWED if s.name == name)
             path = folder / f"{name}-{weight_type.name if weight_type else 'F32'}.gguf"
             made[name, weight_type] = (shape, write_tiny(path, shape, weight_type=weight_type), str(path))
         return made[name, weight_type]

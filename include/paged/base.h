@@ -99,7 +99,8 @@ enum {
     PAGED_CPU_AVX512 = 1u << 1,      /* F, BW, DQ, VL */
     PAGED_CPU_AVX512_BF16 = 1u << 2, /* VDPBF16PS */
     PAGED_CPU_AVX512_VNNI = 1u << 3, /* VPDPBUSD */
-    PAGED_CPU_NEON = 1u << 4         /* every aarch64 has it */
+    PAGED_CPU_NEON = 1u << 4,        /* every aarch64 has it */
+    PAGED_CPU_NEON_DOT = 1u << 5     /* SDOT */
 };
 
 /* What this machine has, less what paged_cpu_mask() took away. Safe from any thread. */

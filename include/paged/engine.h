@@ -44,8 +44,13 @@ typedef struct paged_engine_config {
     int32_t n_threads;    /* 0: paged_cpu_count() */
     bool poison;          /* for tests: NaN in every slot that holds no token */
     bool no_prefix_cache; /* requests share nothing, and nothing is kept when they end */
+    paged_event_fn event; /* what happens to the index (mem.h), on the thread that steps; NULL: not told */
+    void *event_user;
     bool no_packed_tails; /* last blocks are blocks also where packed tails (mem.h) are possible: block_size
                            * 32 … 256, packed layout */
+    bool contiguous;      /* no paging, to compare with (enable_paged false): a request takes room for n_ctx
+                           * tokens in one run before it begins and keeps it until it ends; nothing is shared,
+                           * nobody is preempted. Answers have the same bits */
 } paged_engine_config;
 
 enum {
@@ -204,7 +209,7 @@ typedef struct paged_engine_info {
     const char *linear_kernels; /* "avx512_vnni, packed q8_0, q4_1": kernels, layout, types */
     size_t weight_bytes, pool_bytes, compute_bytes, kv_bytes_per_token;
     int32_t n_blocks;
-    bool packed_tails;
+    bool packed_tails, contiguous;
     bool deterministic;    /* every weight type passed the self-test of products */
     char determinism[200]; /* "q4_1: yes, q8_0: yes" */
 } paged_engine_info;
@@ -224,6 +229,25 @@ typedef struct paged_engine_stats {
 } paged_engine_stats;
 
 PAGED_API void paged_engine_get_stats(const paged_engine *engine, paged_engine_stats *out);
+
+/* The engine's cache, to look at with the functions of mem.h that take a const one. Borrowed. */
+PAGED_API const paged_cache *paged_engine_cache(const paged_engine *engine);
+
+/* A request that waits or runs. */
+typedef struct paged_request_view {
+    uint64_t id;
+    paged_wait wait;
+    paged_seq seq;              /* in the cache, while it runs; else 0 */
+    int32_t n_prompt, n_tokens; /* of the prompt; with those generated */
+    int32_t n_cached;           /* of n_tokens: keys and values lie in the cache */
+    int32_t n_reused;           /* of n_cached: found there, not computed */
+    int32_t n_preemptions;
+} paged_request_view;
+
+/* Those that run, then those that wait, best rank first; at most `capacity`. How many there are. */
+PAGED_API int32_t paged_engine_requests(const paged_engine *engine, paged_request_view *out,
+                                        int32_t capacity);
+
 PAGED_API paged_status paged_engine_check(const paged_engine *engine,
                                           paged_error *err); /* paged_cache_check of its cache */
 

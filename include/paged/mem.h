@@ -338,6 +338,32 @@ PAGED_API void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats
 /* References to a block, pins included; 0 for a free or cached one, -1 for an id that does not exist. */
 PAGED_API int32_t paged_block_refs(const paged_cache *cache, int32_t group, int32_t block);
 
+/* ---- looking at blocks ---- */
+
+typedef enum paged_block_state {
+    PAGED_BLOCK_ABSENT = 0, /* the bytes belong to another group now, or the id to none */
+    PAGED_BLOCK_FREE,
+    PAGED_BLOCK_USED,   /* tables or pins name it */
+    PAGED_BLOCK_CACHED, /* only the index knows it; it goes when its room is needed */
+    PAGED_BLOCK_TAILS   /* divided into tiles, the last blocks of several sequences */
+} paged_block_state;
+
+typedef struct paged_block_view {
+    paged_block_state state;
+    int32_t refs; /* table entries and pins that name it; of TAILS: tiles in use */
+    bool backed;  /* its memory is taken from the system */
+    bool indexed; /* a prompt may find it */
+} paged_block_view;
+
+/* The blocks first … of a group, at most n of them. How many there were; -1: no such group. */
+PAGED_API int32_t paged_cache_blocks(const paged_cache *cache, int32_t group, int32_t first, int32_t n,
+                                     paged_block_view *out);
+
+/* The committed tokens in a block, tokens [block_size], and the *position of the first of them in its
+ * sequence. How many; 0 also of tails, -1: no such block. O(table entries) if it is not indexed. */
+PAGED_API int32_t paged_block_tokens(const paged_cache *cache, int32_t group, int32_t block, int32_t *tokens,
+                                     int32_t *position);
+
 /* Walks every invariant and names the first one that does not hold (PAGED_ERR_CORRUPT). O(blocks + table
  * entries). */
 PAGED_API paged_status paged_cache_check(const paged_cache *cache, paged_error *err);

@@ -44,12 +44,13 @@ typedef struct paged_model_info {
     int32_t n_tensors;
     int64_t n_params;
     size_t file_bytes, weight_bytes;
-    size_t packed_bytes;        /* of weights in the layout of the kernels; 0 with vocab_only */
-    const char *linear_kernels; /* "avx512_vnni, packed q8_0, q4_1; ggml iq2_s": owned by the model */
-    double load_ms;             /* what paged_model_load took */
-    float rope_freq_base;
-    bool tied_output;       /* the embedding is the output matrix */
-    int32_t n_weight_types; /* tensor types in the file, with how many tensors and bytes of each */
+    size_t packed_bytes;               /* of weights in the layout of the kernels; 0 with vocab_only */
+    const char *linear_kernels;        /* "avx512_vnni, packed q8_0, q4_1; ggml iq2_s": owned by the model */
+    double load_ms;                    /* what paged_model_load took */
+    float rope_freq_base;              /* 0: no RoPE */
+    int32_t window, n_windowed_layers; /* layers that see the last `window` keys only; 0: none do */
+    bool tied_output;                  /* the embedding is the output matrix */
+    int32_t n_weight_types;            /* tensor types in the file, with how many tensors and bytes of each */
     struct {
         const char *name; /* ggml's name: "q4_1" */
         int32_t n_tensors;

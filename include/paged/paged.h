@@ -7,5 +7,6 @@
 #include "paged/kv.h"
 #include "paged/mem.h"
 #include "paged/ops.h"
+#include "paged/plan.h"
 
 #endif

@@ -13,8 +13,13 @@ static const struct {
     const char *name;
     uint32_t flags;
 } sets[] = {
-    {"ref", 0},         {"neon", PAGED_CPU_NEON}, {"avx2", PAGED_CPU_AVX2},
-    {"avx512", AVX512}, {"avx512_vnni", VNNI},    {"avx512_bf16", VNNI | PAGED_CPU_AVX512_BF16},
+    {"ref", 0},
+    {"neon", PAGED_CPU_NEON},
+    {"neon_dot", PAGED_CPU_NEON | PAGED_CPU_NEON_DOT},
+    {"avx2", PAGED_CPU_AVX2},
+    {"avx512", AVX512},
+    {"avx512_vnni", VNNI},
+    {"avx512_bf16", VNNI | PAGED_CPU_AVX512_BF16},
 };
 
 #if defined(__x86_64__)
@@ -39,8 +44,11 @@ static uint32_t probe(void) {
     return flags;
 }
 #elif defined(__aarch64__)
+#include <sys/auxv.h>
+
 static uint32_t probe(void) {
-    return PAGED_CPU_NEON;
+    enum { ASIMDDP = 1 << 20 }; /* of AT_HWCAP */
+    return PAGED_CPU_NEON | (getauxval(AT_HWCAP) & ASIMDDP ? PAGED_CPU_NEON_DOT : 0);
 }
 #else
 static uint32_t probe(void) {
@@ -53,9 +61,10 @@ static uint32_t environment_mask(void) {
     if (!value || !*value) return ~0u;
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++)
         if (strcmp(value, sets[i].name) == 0) return sets[i].flags;
-    paged__log(PAGED_LOG_WARN,
-               "PAGED_CPU=%s is none of ref, neon, avx2, avx512, avx512_vnni, avx512_bf16 and is ignored",
-               value);
+    paged__log(
+        PAGED_LOG_WARN,
+        "PAGED_CPU=%s is none of ref, neon, neon_dot, avx2, avx512, avx512_vnni, avx512_bf16 and is ignored",
+        value);
     return ~0u;
 }
 

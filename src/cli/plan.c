@@ -23,6 +23,34 @@ paged__size_text paged__size(size_t size_bytes) {
     return size;
 }
 
+/* value and letter: "3.125", 'G'. */
+static char scaled(size_t size_bytes, double step, char *value, size_t capacity) {
+    static const char letters[] = " KMGTPE";
+    double x = (double)size_bytes;
+    int32_t unit = 0;
+    /* 999.95 would be printed as 1000. */
+    while (unit < 6 && x >= step * 0.99995) {
+        x /= step;
+        unit++;
+    }
+    snprintf(value, capacity, "%.4g", x);
+    return letters[unit];
+}
+
+paged__size_text paged__size_both(size_t size_bytes) {
+    paged__size_text size;
+    char binary[16], decimal[16];
+    char b = scaled(size_bytes, 1024, binary, sizeof binary);
+    char d = scaled(size_bytes, 1000, decimal, sizeof decimal);
+    if (size_bytes < 1000)
+        snprintf(size.text, sizeof size.text, "%zu B", size_bytes);
+    else if (b == ' ')
+        snprintf(size.text, sizeof size.text, "%zu B = %s %cB", size_bytes, decimal, d);
+    else
+        snprintf(size.text, sizeof size.text, "%s %ciB = %s %cB", binary, b, decimal, d);
+    return size;
+}
+
 const char *paged__type_name(paged_type type) {
     switch (type) {
     case PAGED_TYPE_F16:
@@ -76,6 +104,9 @@ void paged__plan_note(paged__cli *cli, const paged_model_info *model, const page
                 paged__size(engine->pool_bytes).text, engine->n_blocks, engine->n_blocks == 1 ? "" : "s",
                 engine->block_size, paged__type_name(engine->kv_type),
                 (long long)engine->n_blocks * engine->block_size, engine->n_ctx);
+    if (engine->contiguous)
+        paged__note(cli, "no paging: room for %d requests at once, a run of %d tokens each",
+                    engine->n_blocks * engine->block_size / engine->n_ctx, engine->n_ctx);
     paged__note(cli, "%d thread%s, attention kernels %s, linear %s, %s for computing", engine->n_threads,
                 engine->n_threads == 1 ? "" : "s", engine->attn_kernels, engine->linear_kernels,
                 paged__size(engine->compute_bytes).text);

@@ -1,4 +1,5 @@
-/* cli/plan.h: memory in words: what a model and a pool take, and how many tokens fit. */
+/* cli/plan.h: memory in words: what a model and a pool take, and how many tokens fit. The command
+ * `paged plan` is in planner.h. */
 #ifndef PAGED_CLI_PLAN_H
 #define PAGED_CLI_PLAN_H
 
@@ -7,11 +8,14 @@
 #include "paged/model.h"
 
 typedef struct paged__size_text {
-    char text[24];
+    char text[48];
 } paged__size_text;
 
 /* "512 B", "22.5 KiB", "180.0 MiB". */
 paged__size_text paged__size(size_t size_bytes);
+
+/* Powers of 1024 and of 1000, four digits each: "3.125 GiB = 3.355 GB". */
+paged__size_text paged__size_both(size_t size_bytes);
 
 const char *paged__type_name(paged_type type);       /* "f16" */
 const char *paged__layout_name(paged_layout layout); /* "packed" */

@@ -44,7 +44,8 @@ paged_engine_config paged__session_config(const paged__memory_options *o) {
                                  .kv_type = (paged_type)o->kv_type,
                                  .kv_plain = o->block_size % PAGED_TILE != 0,
                                  .chunk_tokens = o->chunk,
-                                 .n_threads = o->n_threads};
+                                 .n_threads = o->n_threads,
+                                 .contiguous = o->contiguous};
 }
 
 int paged__session_refused(paged__cli *cli, paged_status status, const paged_error *err) {

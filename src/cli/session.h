@@ -13,6 +13,7 @@
 typedef struct paged__memory_options {
     int32_t ctx, block_size, n_threads, chunk, kv_type;
     size_t pool_bytes;
+    bool contiguous;
 } paged__memory_options;
 
 typedef struct paged__sampling_options {
@@ -143,6 +144,16 @@ extern const char *const paged__log_levels[]; /* index: paged_log_level */
          0,                                                                                                  \
          NULL,                                                                                               \
          "bytes of the KV pool: 64M, 1GiB (default: what the context needs)"},                               \
+        {PAGED__OPTION_FLAG,                                                                                 \
+         0,                                                                                                  \
+         "contiguous",                                                                                       \
+         NULL,                                                                                               \
+         offsetof(T, m.contiguous),                                                                          \
+         0,                                                                                                  \
+         0,                                                                                                  \
+         NULL,                                                                                               \
+         "no paging, to compare with: each request reserves room for\nthe whole context in one run, and "    \
+         "shares nothing"},                                                                                  \
         {PAGED__OPTION_CHOICE,                                                                               \
          0,                                                                                                  \
          "kv-type",                                                                                          \

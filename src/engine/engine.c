@@ -35,6 +35,7 @@ static paged_status fill_defaults(const paged_model_info *info, paged_engine_con
     if (c->kv_type != PAGED_TYPE_F16 && c->kv_type != PAGED_TYPE_F32 && c->kv_type != PAGED_TYPE_BF16 &&
         c->kv_type != PAGED_TYPE_I8)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "kv_type is %d", (int)c->kv_type);
+    c->no_prefix_cache |= c->contiguous;
     if (c->chunk_tokens == 0) c->chunk_tokens = PAGED_MAX(PAGED_MIN(DEFAULT_CHUNK, c->n_ctx), c->max_running);
     if (c->chunk_tokens < 1 || c->chunk_tokens > CHUNK_MAX)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "chunk_tokens is %d; 1 … %d", c->chunk_tokens,
@@ -50,25 +51,42 @@ static uint64_t hash_text(uint64_t hash, const char *text) {
 static void set_fingerprint(paged_engine *e, const paged_model_info *info) {
     e->fingerprint[0] = hash_text(hash_text(0, info->arch), info->name);
     e->fingerprint[1] = paged__mix((uint64_t)info->file_bytes) ^ (uint64_t)info->n_params;
+    /* Some models turn keys in another way in an engine of a long context. */
+    if (paged__rope_is_long(&e->model->hp.rope[0], e->n_ctx)) e->fingerprint[1] = ~e->fingerprint[1];
+}
+
+/* Groups of layers as the model has them. Returns the bytes of a block of each, all together. */
+static size_t describe_groups(const paged_engine *e, const paged_model_info *info,
+                              paged_group_config groups[PAGED__MODEL_GROUPS]) {
+    const paged_engine_config *c = &e->config;
+    size_t block_bytes = 0;
+    for (int32_t g = 0; g < e->model->n_groups; g++) {
+        groups[g] = (paged_group_config){.n_layers = e->model->groups[g].n_layers,
+                                         .n_kv_heads = info->n_kv_heads,
+                                         .head_dim_k = info->head_dim_k,
+                                         .head_dim_v = info->head_dim_v,
+                                         .type = c->kv_type,
+                                         .layout = c->kv_plain ? PAGED_LAYOUT_PLAIN : PAGED_LAYOUT_PACKED,
+                                         .window = e->model->groups[g].window};
+        block_bytes += paged_block_bytes(&groups[g], c->block_size);
+    }
+    return block_bytes;
 }
 
 /* The pool, and the context that it can hold: the smaller of what was asked for and what fits. */
 static paged_status create_cache(paged_engine *e, const paged_model_info *info, paged_error *err) {
     paged_engine_config *c = &e->config;
-    const paged_group_config group = {.n_layers = info->n_layers,
-                                      .n_kv_heads = info->n_kv_heads,
-                                      .head_dim_k = info->head_dim_k,
-                                      .head_dim_v = info->head_dim_v,
-                                      .type = c->kv_type,
-                                      .layout = c->kv_plain ? PAGED_LAYOUT_PLAIN : PAGED_LAYOUT_PACKED};
-    const size_t block_bytes = paged_block_bytes(&group, c->block_size);
+    paged_group_config groups[PAGED__MODEL_GROUPS];
+    const size_t block_bytes = describe_groups(e, info, groups);
     const int64_t blocks_each = (c->n_ctx + c->block_size - 1) / c->block_size;
-    e->packed_tails = !c->no_packed_tails && !c->kv_plain && c->block_size >= 32 && c->block_size <= 256;
+    e->packed_tails =
+        !c->no_packed_tails && !c->contiguous && !c->kv_plain && c->block_size >= 32 && c->block_size <= 256;
     /* A packed tail that is full is copied to a block before its tiles are free. */
     const int64_t n_spare = e->packed_tails;
-    if (c->pool_bytes == 0 &&
-        (!block_bytes ||
-         !paged__mul(block_bytes, (size_t)(blocks_each * c->max_running + n_spare), &c->pool_bytes)))
+    if (c->pool_bytes == 0)
+        c->pool_bytes = paged_pool_bytes_for(groups, e->model->n_groups, c->block_size,
+                                             (blocks_each * c->max_running + n_spare) * c->block_size);
+    if (c->pool_bytes == 0)
         return paged__fail(err, PAGED_ERR_NO_MEMORY,
                            "the pool for %d requests of %d tokens is larger than the address space",
                            c->max_running, c->n_ctx);
@@ -79,21 +97,25 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
     const int64_t n_slots = (int64_t)(c->pool_bytes / block_bytes) * c->block_size;
     e->n_ctx = (int32_t)PAGED_MIN((int64_t)c->n_ctx, n_slots - n_spare);
     const paged_cache_config cc = {.struct_size = sizeof cc,
-                                   .groups = &group,
-                                   .n_groups = 1,
+                                   .groups = groups,
+                                   .n_groups = e->model->n_groups,
                                    .block_size = c->block_size,
                                    .pool_bytes = c->pool_bytes,
                                    .max_seqs = c->max_running,
                                    .max_seq_tokens = e->n_ctx,
                                    .packed_tails = e->packed_tails,
+                                   .contiguous = c->contiguous,
                                    .trim_after = 10 * 1000000000ull, /* ns, as of paged__now_ns() */
-                                   .poison = c->poison};
+                                   .poison = c->poison,
+                                   .event = c->event,
+                                   .event_user = c->event_user};
     paged_status s = paged_cache_create(&cc, &e->cache, err);
     paged_cache_stats stats;
     if (s) return s;
     paged_cache_get_stats(e->cache, &stats);
     e->n_blocks = stats.n_blocks;
-    e->watermark = (stats.n_blocks + WATERMARK - 1) / WATERMARK;
+    /* Nobody asks for more than he came with where runs are whole. */
+    e->watermark = c->contiguous ? 0 : (stats.n_blocks + WATERMARK - 1) / WATERMARK;
     return PAGED_OK;
 }
 
@@ -115,8 +137,10 @@ static paged_status create_backend(paged_engine *e, const paged_model_info *info
     const paged_engine_config *c = &e->config;
     paged_kv *kv = paged__calloc((size_t)info->n_layers, sizeof *kv);
     if (!kv) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %d layers", info->n_layers);
-    for (int32_t i = 0; i < info->n_layers; i++)
-        PAGED_ASSERT(paged_cache_kv(e->cache, 0, i, &kv[i]) == PAGED_OK);
+    for (int32_t i = 0; i < info->n_layers; i++) {
+        const paged__layer *l = &e->model->layers[i];
+        PAGED_ASSERT(paged_cache_kv(e->cache, l->group, l->in_group, &kv[i]) == PAGED_OK);
+    }
     const paged__runner_config rc = {.max_tokens = c->chunk_tokens,
                                      .max_seqs = c->max_running,
                                      .max_outputs = c->chunk_tokens,
@@ -146,7 +170,12 @@ static paged_status create_tables(paged_engine *e, paged_error *err) {
     e->step_tokens = paged__calloc(n, sizeof *e->step_tokens);
     e->positions = paged__calloc(n, sizeof *e->positions);
     e->outputs = paged__calloc(n, sizeof *e->outputs);
-    e->step_slots = paged__calloc(n, sizeof *e->step_slots);
+    bool has_groups = true;
+    for (int32_t g = 0; g < e->model->n_groups; g++) {
+        e->step_slots[g] = paged__calloc(n, sizeof *e->step_slots[g]);
+        e->first_k[g] = paged__calloc(n_run, sizeof *e->first_k[g]);
+        has_groups = has_groups && e->step_slots[g] && e->first_k[g];
+    }
     e->cu_seqlens_q = paged__calloc(n_run + 1, sizeof *e->cu_seqlens_q);
     e->shared = paged__calloc(n_run / 2 + 1, sizeof *e->shared);
     e->seqlens_k = paged__calloc(n_run, sizeof *e->seqlens_k);
@@ -158,7 +187,7 @@ static paged_status create_tables(paged_engine *e, paged_error *err) {
         has_samplers = e->samplers[i];
     }
     if (e->slots && e->waiting && e->running && e->pieces && e->step_tokens && e->positions && e->outputs &&
-        e->step_slots && e->shared && e->cu_seqlens_q && e->seqlens_k && e->rows && has_samplers)
+        has_groups && e->shared && e->cu_seqlens_q && e->seqlens_k && e->rows && has_samplers)
         return PAGED_OK;
     return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %d requests", e->n_slots);
 }
@@ -173,12 +202,12 @@ static paged_status create(paged_engine *e, const paged_engine_config *config, p
     paged_model_info info;
     paged_model_get_info(e->model, &info);
     e->n_vocab = info.n_vocab;
-    set_fingerprint(e, &info);
     e->tok = paged_model_tokenizer(e->model);
     if (e->model->vocab_only && !e->backend.step)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "the model was loaded with vocab_only");
     paged_status s = fill_defaults(&info, &e->config, err);
     if (!s) s = create_cache(e, &info, err);
+    if (!s) set_fingerprint(e, &info);
     if (!s) s = create_backend(e, &info, err);
     if (!s) s = create_tables(e, err);
     if (!s && e->runner)
@@ -217,7 +246,10 @@ void paged_engine_free(paged_engine *e) {
     paged__free(e->seqlens_k);
     paged__free(e->cu_seqlens_q);
     paged__free(e->shared);
-    paged__free(e->step_slots);
+    for (int32_t g = 0; g < PAGED__MODEL_GROUPS; g++) {
+        paged__free(e->first_k[g]);
+        paged__free(e->step_slots[g]);
+    }
     paged__free(e->outputs);
     paged__free(e->positions);
     paged__free(e->step_tokens);
@@ -233,6 +265,7 @@ void paged_engine_free(paged_engine *e) {
 void paged_engine_get_info(const paged_engine *e, paged_engine_info *out) {
     paged_model_info info;
     paged_cache_stats stats;
+    paged_group_config groups[PAGED__MODEL_GROUPS];
     paged_model_get_info(e->model, &info);
     paged_cache_get_stats(e->cache, &stats);
     *out = (paged_engine_info){
@@ -248,9 +281,10 @@ void paged_engine_get_info(const paged_engine *e, paged_engine_info *out) {
         .weight_bytes = info.weight_bytes,
         .pool_bytes = e->config.pool_bytes,
         .compute_bytes = e->runner ? paged__runner_compute_bytes(e->runner) : 0,
-        .kv_bytes_per_token = stats.block_bytes / (size_t)e->config.block_size,
+        .kv_bytes_per_token = describe_groups(e, &info, groups) / (size_t)e->config.block_size,
         .n_blocks = stats.n_blocks,
         .packed_tails = e->packed_tails,
+        .contiguous = e->config.contiguous,
         .deterministic = e->deterministic,
     };
     memcpy(out->determinism, e->determinism, sizeof out->determinism);
@@ -266,6 +300,28 @@ void paged_engine_get_stats(const paged_engine *e, paged_engine_stats *out) {
     out->n_waiting = e->n_waiting;
     for (int32_t i = 0; i < e->n_running; i++) out->n_wait[e->running[i]->wait]++;
     for (int32_t i = 0; i < e->n_waiting; i++) out->n_wait[e->waiting[i]->wait]++;
+}
+
+const paged_cache *paged_engine_cache(const paged_engine *e) {
+    return e->cache;
+}
+
+static paged_request_view view_of(const paged__request *r) {
+    return (paged_request_view){.id = r->id,
+                                .wait = r->wait,
+                                .seq = r->state == PAGED__RUNNING ? r->seq : 0,
+                                .n_prompt = r->n_prompt,
+                                .n_tokens = r->n_tokens,
+                                .n_cached = r->n_cached,
+                                .n_reused = r->n_reused,
+                                .n_preemptions = r->n_preemptions};
+}
+
+int32_t paged_engine_requests(const paged_engine *e, paged_request_view *out, int32_t capacity) {
+    for (int32_t i = 0; i < e->n_running && i < capacity; i++) out[i] = view_of(e->running[i]);
+    for (int32_t i = 0; i < e->n_waiting && e->n_running + i < capacity; i++)
+        out[e->n_running + i] = view_of(e->waiting[i]);
+    return e->n_running + e->n_waiting;
 }
 
 paged_status paged_engine_check(const paged_engine *e, paged_error *err) {

@@ -142,12 +142,13 @@ struct paged_engine {
     paged__piece *pieces; /* [max_running] */
     int32_t n_pieces;
     int32_t *step_tokens, *positions, *outputs; /* [chunk_tokens] */
-    int64_t *step_slots;                        /* [chunk_tokens] */
+    int64_t *step_slots[PAGED__MODEL_GROUPS];   /* [chunk_tokens] */
     paged_shared *shared;                       /* [max_running / 2] */
     int32_t n_shared;
-    int32_t *cu_seqlens_q;            /* [max_running + 1] */
-    int32_t *seqlens_k, *rows;        /* [max_running] */
-    struct paged__sampler **samplers; /* [n_threads] */
+    int32_t *cu_seqlens_q;                 /* [max_running + 1] */
+    int32_t *seqlens_k, *rows;             /* [max_running] */
+    int32_t *first_k[PAGED__MODEL_GROUPS]; /* [max_running] */
+    struct paged__sampler **samplers;      /* [n_threads] */
     paged__step step;
     const float *logits; /* of the step at hand */
 

@@ -9,8 +9,9 @@
  *   6 top-p (Holtzman et al. 2020) the fewest best of these with that mass;
  *   7 one is drawn by inverse CDF.
  *
- * Equal logits are ordered by id, so that nothing depends on a sort. Most of a vocabulary is never looked at
- * token by token: see ops/select.h.
+ * What is kept is a set: of equal logits those with the lowest ids. The draw goes through it by id, so only
+ * the border of the set needs an order, which a histogram of logits finds. Most of a vocabulary is never
+ * looked at token by token: see ops/select.h.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -22,20 +23,25 @@ static const float GREEDY_BELOW = 1e-5f;
 static const float BANNED = -100; /* a bias as low as this */
 static const double LOG2_E = 1.44269504088896340736;
 
-typedef struct candidate {
-    float logit;
-    int32_t token;
-} candidate;
+enum { N_BINS = 256 };
 
 struct paged__sampler {
     int32_t n_vocab, n_blocks;
     int32_t *eog; /* [n_eog] tokens that end a generation */
     int32_t n_eog;
-    candidate *candidates; /* [n_vocab] */
-    float *changed;        /* [n_vocab] the row after bias and penalties */
-    float *maxima;         /* [n_blocks] */
-    double *sums;          /* [n_blocks] */
-    int32_t *counts;       /* [n_vocab] zero between calls */
+    float *changed;  /* [n_vocab] the row after bias and penalties */
+    float *maxima;   /* [n_blocks] */
+    double *sums;    /* [n_blocks] */
+    int32_t *counts; /* [n_vocab] zero between calls */
+
+    /* Candidates, by id; those at the border of a cut, by rank. */
+    int32_t n;
+    float *logits;       /* [n_vocab + PAGED__SELECT_SLACK] */
+    int32_t *tokens;     /* the same */
+    float *weights;      /* [n_vocab] */
+    int32_t *border;     /* [n_vocab] places among the candidates */
+    double bins[N_BINS]; /* what the candidates of a bin weigh */
+    int32_t in_bin[N_BINS];
 };
 
 paged__sampler *paged__sampler_create(int32_t n_vocab, const paged_tokenizer *tok) {
@@ -45,12 +51,17 @@ paged__sampler *paged__sampler_create(int32_t n_vocab, const paged_tokenizer *to
     s->n_blocks = paged__select_blocks(n_vocab);
     for (int32_t i = 0; tok && i < n_vocab; i++) s->n_eog += paged_token_is_eog(tok, i);
     s->eog = paged__alloc((size_t)s->n_eog, sizeof *s->eog);
-    s->candidates = paged__alloc((size_t)n_vocab, sizeof *s->candidates);
+    const size_t room = (size_t)n_vocab + PAGED__SELECT_SLACK;
+    s->logits = paged__alloc(room, sizeof *s->logits);
+    s->tokens = paged__alloc(room, sizeof *s->tokens);
+    s->weights = paged__alloc((size_t)n_vocab, sizeof *s->weights);
+    s->border = paged__alloc((size_t)n_vocab, sizeof *s->border);
     s->changed = paged__alloc((size_t)n_vocab, sizeof *s->changed);
     s->maxima = paged__alloc((size_t)s->n_blocks, sizeof *s->maxima);
     s->sums = paged__alloc((size_t)s->n_blocks, sizeof *s->sums);
     s->counts = paged__calloc((size_t)n_vocab, sizeof *s->counts);
-    if (!s->eog || !s->candidates || !s->changed || !s->maxima || !s->sums || !s->counts) {
+    if (!s->eog || !s->logits || !s->tokens || !s->weights || !s->border || !s->changed || !s->maxima ||
+        !s->sums || !s->counts) {
         paged__sampler_free(s);
         return NULL;
     }
@@ -62,7 +73,10 @@ paged__sampler *paged__sampler_create(int32_t n_vocab, const paged_tokenizer *to
 void paged__sampler_free(paged__sampler *s) {
     if (!s) return;
     paged__free(s->eog);
-    paged__free(s->candidates);
+    paged__free(s->logits);
+    paged__free(s->tokens);
+    paged__free(s->weights);
+    paged__free(s->border);
     paged__free(s->changed);
     paged__free(s->maxima);
     paged__free(s->sums);
@@ -122,26 +136,6 @@ static const float *change(paged__sampler *s, const float *logits, const paged__
 
 /* ---- candidates ---- */
 
-static int by_logit(const void *pa, const void *pb) {
-    const candidate *a = pa, *b = pb;
-    if (a->logit != b->logit) return a->logit > b->logit ? -1 : 1;
-    return (a->token > b->token) - (a->token < b->token);
-}
-
-/* A heap of the k best with the worst on top. */
-static void sift_down(candidate *heap, int32_t n, int32_t i) {
-    for (;;) {
-        int32_t worst = i;
-        for (int32_t c = 2 * i + 1; c <= 2 * i + 2 && c < n; c++)
-            if (by_logit(&heap[worst], &heap[c]) < 0) worst = c;
-        if (worst == i) return;
-        const candidate t = heap[i];
-        heap[i] = heap[worst];
-        heap[worst] = t;
-        i = worst;
-    }
-}
-
 /* The first token with the largest logit; -1: all are NaN. */
 static int32_t best_of(const paged__sampler *s, const float *x) {
     int32_t block = 0;
@@ -154,41 +148,134 @@ static int32_t best_of(const paged__sampler *s, const float *x) {
     return -1;
 }
 
-/* The k best of at least `floor`, best first; returns how many. k ≥ 1. */
-static int32_t collect(paged__sampler *s, const float *x, float floor, int32_t k) {
-    candidate *c = s->candidates;
-    int32_t n = 0;
-    for (int32_t b = 0; b < s->n_blocks; b++) {
-        if (!(s->maxima[b] >= floor) || (n == k && s->maxima[b] <= c[0].logit)) continue;
-        const int32_t begin = b * PAGED__SELECT_BLOCK,
-                      end = PAGED_MIN(begin + PAGED__SELECT_BLOCK, s->n_vocab);
-        for (int32_t i = begin; i < end; i++) {
-            if (!(x[i] >= floor) || (n == k && x[i] <= c[0].logit))
-                continue; /* among equals the first stay */
-            if (n < k) {
-                c[n++] = (candidate){x[i], i};
-                for (int32_t j = n / 2 - 1; n == k && j >= 0; j--) sift_down(c, k, j);
-            } else {
-                c[0] = (candidate){x[i], i};
-                sift_down(c, k, 0);
-            }
-        }
-    }
-    qsort(c, (size_t)n, sizeof *c, by_logit);
-    return n;
-}
-
-/* All of at least `floor`, by id; returns how many. */
-static int32_t gather(paged__sampler *s, const float *x, float floor) {
-    int32_t n = 0;
+/* All of at least `floor` are the candidates, by id. */
+static void gather(paged__sampler *s, const float *x, float floor) {
+    s->n = 0;
     for (int32_t b = 0; b < s->n_blocks; b++) {
         if (!(s->maxima[b] >= floor)) continue;
         const int32_t begin = b * PAGED__SELECT_BLOCK,
-                      end = PAGED_MIN(begin + PAGED__SELECT_BLOCK, s->n_vocab);
-        for (int32_t i = begin; i < end; i++)
-            if (x[i] >= floor) s->candidates[n++] = (candidate){x[i], i};
+                      len = PAGED_MIN(PAGED__SELECT_BLOCK, s->n_vocab - begin);
+        const int32_t n = paged__select_gather(x + begin, len, floor, s->logits + s->n, s->tokens + s->n);
+        for (int32_t i = s->n; i < s->n + n; i++) s->tokens[i] += begin;
+        s->n += n;
     }
-    return n;
+}
+
+/* What the candidates weigh. */
+static double mass_of(paged__sampler *s, float max, float scale) {
+    double mass = 0;
+    paged__select_sums(s->logits, s->n, max, scale, s->sums);
+    for (int32_t b = 0; b < paged__select_blocks(s->n); b++) mass += s->sums[b];
+    return mass;
+}
+
+/* Those near the largest, in ever wider steps down to `lowest`, until there are k and they weigh `mass`. What
+ * has the k best has the mass of the best, and the other way round, so that none of the cuts lacks any. */
+static void gather_enough(paged__sampler *s, const float *x, float max, float scale, double lowest, int32_t k,
+                          double mass) {
+    const float last = (float)PAGED_MIN(lowest, (double)max);
+    for (double bits = 6;; bits *= 2) { /* of weight; what is 126 below the best one has none */
+        const float floor = bits > 126 ? last : PAGED_MAX((float)((double)max - bits / (double)scale), last);
+        gather(s, x, floor);
+        if (floor <= last || (s->n >= k && (mass == 0 || mass_of(s, max, scale) >= mass))) return;
+    }
+}
+
+/* The bin of a logit: the better the lower. The same difference of floats gives the same bin, so a bin has
+ * all of its equals. */
+static int32_t bin_of(float logit, float max, float per_unit) {
+    const float at = (max - logit) * per_unit;
+    return at < N_BINS - 1 ? (int32_t)at : N_BINS - 1; /* also what is infinitely far */
+}
+
+static float widest_bins(const paged__sampler *s, float max) {
+    float lowest = max;
+    for (int32_t i = 0; i < s->n; i++)
+        if (s->logits[i] < lowest) lowest = s->logits[i];
+    const float per_unit = (N_BINS - 1) / (max - lowest);
+    return per_unit > 0 && isfinite(per_unit) ? per_unit : 1;
+}
+
+/* Order of candidates i and j by rank: the better first, of equals the lower id. */
+static bool ranks_before(const paged__sampler *s, int32_t i, int32_t j) {
+    return s->logits[i] != s->logits[j] ? s->logits[i] > s->logits[j] : i < j;
+}
+
+/* Heap sort of places by rank, which needs no memory. */
+static void sift_down(const paged__sampler *s, int32_t *heap, int32_t n, int32_t i) {
+    for (;;) {
+        int32_t last = i;
+        for (int32_t c = 2 * i + 1; c <= 2 * i + 2 && c < n; c++)
+            if (ranks_before(s, heap[last], heap[c])) last = c;
+        if (last == i) return;
+        const int32_t t = heap[i];
+        heap[i] = heap[last];
+        heap[last] = t;
+        i = last;
+    }
+}
+
+static void sort_places(const paged__sampler *s, int32_t *places, int32_t n) {
+    int32_t n_sorted = 1; /* places of equals are */
+    while (n_sorted < n && ranks_before(s, places[n_sorted - 1], places[n_sorted])) n_sorted++;
+    if (n_sorted >= n) return;
+    for (int32_t i = n / 2 - 1; i >= 0; i--) sift_down(s, places, n, i);
+    for (int32_t end = n - 1; end > 0; end--) {
+        const int32_t t = places[0];
+        places[0] = places[end];
+        places[end] = t;
+        sift_down(s, places, end, 0);
+    }
+}
+
+/* The last candidate, by rank, of the fewest best ones that are k or weigh `mass`. */
+static int32_t find_last(paged__sampler *s, float max, int32_t k, double mass) {
+    const float per_unit = widest_bins(s, max);
+    memset(s->bins, 0, sizeof s->bins);
+    memset(s->in_bin, 0, sizeof s->in_bin);
+    for (int32_t i = 0; i < s->n; i++) {
+        const int32_t bin = bin_of(s->logits[i], max, per_unit);
+        s->bins[bin] += (double)s->weights[i];
+        s->in_bin[bin]++;
+    }
+    int32_t bin = 0, n_kept = 0, n_border = 0, filled = 0;
+    double kept = 0;
+    for (; bin < N_BINS; bin++) {
+        if (s->in_bin[bin] > 0) filled = bin;
+        if (n_kept + s->in_bin[bin] >= k || kept + s->bins[bin] >= mass) break;
+        n_kept += s->in_bin[bin];
+        kept += s->bins[bin];
+    }
+    if (bin == N_BINS) { /* all of them */
+        bin = filled;
+        k = INT32_MAX;
+        mass = INFINITY;
+    }
+    for (int32_t i = 0; i < s->n; i++)
+        if (bin_of(s->logits[i], max, per_unit) == bin) s->border[n_border++] = i;
+    sort_places(s, s->border, n_border);
+    int32_t i = 0;
+    for (; i < n_border - 1; i++) {
+        kept += (double)s->weights[s->border[i]];
+        if (++n_kept >= k || kept >= mass) break;
+    }
+    return s->border[i];
+}
+
+/* Only the fewest best candidates that are k or weigh `mass` stay. Returns what they weigh. */
+static double keep_best(paged__sampler *s, float max, int32_t k, double mass) {
+    const int32_t last = find_last(s, max, k, mass);
+    const float lowest = s->logits[last];
+    double kept = 0;
+    int32_t n = 0;
+    for (int32_t i = 0; i < s->n; i++) {
+        if (!(s->logits[i] > lowest || (s->logits[i] == lowest && i <= last))) continue;
+        s->logits[n] = s->logits[i];
+        s->tokens[n] = s->tokens[i];
+        kept += (double)(s->weights[n++] = s->weights[i]);
+    }
+    s->n = n;
+    return kept;
 }
 
 /* ---- drawing ---- */
@@ -199,61 +286,58 @@ static double uniform(const paged__choice *how) {
     return (double)(paged__mix(stream + (uint64_t)(uint32_t)how->n_tokens) >> 11) * 0x1p-53;
 }
 
-/* From the whole vocabulary: the block first, then the token in it. */
-static int32_t draw_any(const paged__sampler *s, const float *x, float max, float scale, int32_t best,
-                        double u) {
-    double total = 0, sum = 0;
+/* With which of n weights the sum goes beyond `at`. Rounding may leave `at` just beyond the last one. */
+static int32_t reach(const float *weights, int32_t n, double at) {
+    double sum = 0;
+    int32_t found = 0;
+    for (int32_t i = 0; i < n; i++) {
+        if (weights[i] > 0) found = i;
+        sum += (double)weights[i];
+        if (sum > at) break;
+    }
+    return found;
+}
+
+/* From the whole vocabulary, whose sums are there: the block first, then the token in it. */
+static int32_t draw_any(paged__sampler *s, const float *x, float max, float scale, double at) {
+    int32_t block = 0;
+    double before = 0;
+    while (block < s->n_blocks - 1 && before + s->sums[block] <= at) before += s->sums[block++];
+    while (block > 0 && s->sums[block] == 0) before -= s->sums[--block];
+    const int32_t begin = block * PAGED__SELECT_BLOCK, n = PAGED_MIN(PAGED__SELECT_BLOCK, s->n_vocab - begin);
+    paged__select_weights(x + begin, n, max, scale, s->weights);
+    return begin + reach(s->weights, n, at - before);
+}
+
+static double total_of(const paged__sampler *s) {
+    double total = 0;
     for (int32_t b = 0; b < s->n_blocks; b++) total += s->sums[b];
-    int32_t block = 0, token = best;
-    while (block < s->n_blocks - 1 && sum + s->sums[block] <= u * total) sum += s->sums[block++];
-    const int32_t begin = block * PAGED__SELECT_BLOCK,
-                  end = PAGED_MIN(begin + PAGED__SELECT_BLOCK, s->n_vocab);
-    for (int32_t i = begin; i < end; i++) {
-        const double weight = (double)paged__select_weight(x[i], max, scale);
-        if (weight > 0) token = i; /* rounding may leave u * total just beyond the last one */
-        sum += weight;
-        if (sum > u * total) break;
-    }
-    return token;
+    return total;
 }
 
-/* From n candidates, best first, of which the first with a mass of top_p count. */
-static int32_t draw_of(const candidate *c, int32_t n, float scale, double mass, double top_p, double u) {
-    double kept = 0, sum = 0;
-    int32_t n_kept = 0;
-    while (n_kept < n && (n_kept == 0 || kept < top_p * mass))
-        kept += (double)paged__select_weight(c[n_kept++].logit, c[0].logit, scale);
-    for (int32_t i = 0; i < n_kept; i++) {
-        sum += (double)paged__select_weight(c[i].logit, c[0].logit, scale);
-        if (sum > u * kept) return c[i].token;
-    }
-    return c[n_kept - 1].token;
-}
-
-static double mass_of(const candidate *c, int32_t n, float max, float scale) {
-    double mass = 0;
-    for (int32_t i = 0; i < n; i++) mass += (double)paged__select_weight(c[i].logit, max, scale);
-    return mass;
-}
-
-/* Candidates, best first, of which the first ones have top_p of the mass; returns how many. These are mostly
- * few, so they are looked for among those near the largest first: what has the mass has the nucleus as its
- * beginning. (The margin is for the order of summation.) Tokens below (1 - top_p) / n_vocab of the mass have
- * less than 1 - top_p of it together, so no nucleus needs them. */
-static int32_t nucleus(paged__sampler *s, const float *x, const paged_request *p, float max, float scale,
-                       double mass) {
+/* The candidates of a row after steps 4 to 6; false: the whole vocabulary is left, and its sums are there. */
+static bool cut(paged__sampler *s, const float *x, const paged_request *p, float max, float scale) {
     const double t = (double)p->temperature, top_p = (double)p->top_p;
-    const double lowest = (double)max + log((1.0 - top_p) / s->n_vocab * mass) * t;
-    const float last = (float)PAGED_MIN(lowest, (double)max);
-    float floor = last;
-    int32_t n = 0;
-    for (double depth = 4; n == 0 || floor > last; depth *= 2) {
-        floor = PAGED_MAX((float)((double)max - depth * t), last);
-        n = gather(s, x, floor);
-        if (mass_of(s->candidates, n, max, scale) >= top_p * mass * (1 + 1e-9)) break;
+    const bool cut_k = p->top_k > 0 && p->top_k < s->n_vocab, cut_p = p->top_p<1, cut_min = p->min_p> 0;
+    const double least = cut_min ? (double)max + log((double)p->min_p) * t : -INFINITY;
+    double mass = 0;
+    if (cut_k) {
+        gather_enough(s, x, max, scale, least, p->top_k, 0);
+    } else if (cut_min) {
+        gather(s, x, (float)least);
+    } else {
+        paged__select_sums(x, s->n_vocab, max, scale, s->sums);
+        if (!cut_p) return false;
+        mass = total_of(s);
+        /* Tokens below (1 - top_p) / n_vocab of the mass have less than 1 - top_p of it together, so no
+         * nucleus needs them. The factor is for the order of summation. */
+        gather_enough(s, x, max, scale, (double)max + log((1.0 - top_p) / s->n_vocab * mass) * t, 0,
+                      top_p * mass * (1 + 1e-6));
     }
-    qsort(s->candidates, (size_t)n, sizeof *s->candidates, by_logit);
-    return n;
+    paged__select_weights(s->logits, s->n, max, scale, s->weights);
+    if (cut_k) mass = keep_best(s, max, p->top_k, INFINITY);
+    if (cut_p) keep_best(s, max, INT32_MAX, top_p * (mass > 0 ? mass : mass_of(s, max, scale)));
+    return true;
 }
 
 int32_t paged__sample(paged__sampler *s, const float *logits, const paged__choice *how) {
@@ -264,24 +348,12 @@ int32_t paged__sample(paged__sampler *s, const float *logits, const paged__choic
     if (best < 0) return 0;
     if (!(p->temperature >= GREEDY_BELOW) || p->top_p <= 0 || p->top_k == 1 || x[best] == -INFINITY)
         return best;
-
-    const double inv_t = 1.0 / (double)p->temperature, u = uniform(how);
-    const float max = x[best], scale = (float)(inv_t * LOG2_E);
-    const bool cut_k = p->top_k > 0 && p->top_k < s->n_vocab, cut_p = p->top_p<1, cut_min = p->min_p> 0;
-    double floor = cut_min ? (double)max + log((double)p->min_p) / inv_t : -INFINITY, mass = 0;
-    if (cut_k) { /* what top-k leaves is short */
-        const int32_t n = collect(s, x, (float)floor, p->top_k);
-        return draw_of(s->candidates, n, scale, mass_of(s->candidates, n, max, scale), (double)p->top_p, u);
-    }
-    if (cut_min) {
-        const int32_t n = collect(s, x, (float)floor, s->n_vocab);
-        return draw_of(s->candidates, n, scale, mass_of(s->candidates, n, max, scale), (double)p->top_p, u);
-    }
-    paged__select_sums(x, s->n_vocab, max, scale, s->sums);
-    if (!cut_p) return draw_any(s, x, max, scale, best, u);
-    for (int32_t b = 0; b < s->n_blocks; b++) mass += s->sums[b];
-    const int32_t n = nucleus(s, x, p, max, scale, mass);
-    return draw_of(s->candidates, n, scale, mass, (double)p->top_p, u);
+    const float scale = (float)(LOG2_E / (double)p->temperature);
+    const double u = uniform(how);
+    if (!cut(s, x, p, x[best], scale)) return draw_any(s, x, x[best], scale, u * total_of(s));
+    double kept = 0;
+    for (int32_t i = 0; i < s->n; i++) kept += (double)s->weights[i];
+    return s->tokens[reach(s->weights, s->n, u * kept)];
 }
 
 /* ---- log-probabilities ---- */
@@ -291,20 +363,22 @@ float paged__logprob(paged__sampler *s, const float *logits, int32_t token, int3
     const int32_t best = PAGED_MAX(best_of(s, logits), 0);
     if (top1) *top1 = best;
     paged__select_sums(logits, s->n_vocab, logits[best], (float)LOG2_E, s->sums);
-    double total = 0;
-    for (int32_t b = 0; b < s->n_blocks; b++) total += s->sums[b];
-    return (float)((double)logits[token] - (double)logits[best] - log(total));
+    return (float)((double)logits[token] - (double)logits[best] - log(total_of(s)));
 }
 
 float paged__top_logprobs(paged__sampler *s, const float *logits, int32_t token, int32_t k,
                           paged_top_logprob *top) {
     int32_t best;
-    const float of_token = paged__logprob(s, logits, token, &best);
+    const float of_token = paged__logprob(s, logits, token, &best), max = logits[best];
     const double log_total = (double)logits[token] - (double)of_token;
-    const int32_t n = collect(s, logits, -INFINITY, PAGED_MIN(k, s->n_vocab));
+    gather_enough(s, logits, max, (float)LOG2_E, -INFINITY, k, 0);
+    paged__select_weights(s->logits, s->n, max, (float)LOG2_E, s->weights);
+    if (s->n > k) keep_best(s, max, k, INFINITY);
+    for (int32_t i = 0; i < s->n; i++) s->border[i] = i;
+    sort_places(s, s->border, s->n);
     for (int32_t i = 0; i < k; i++)
-        top[i] = i < n ? (paged_top_logprob){s->candidates[i].token,
-                                             (float)((double)s->candidates[i].logit - log_total)}
-                       : (paged_top_logprob){-1, -INFINITY};
+        top[i] = i < s->n ? (paged_top_logprob){s->tokens[s->border[i]],
+                                                (float)((double)s->logits[s->border[i]] - log_total)}
+                          : (paged_top_logprob){-1, -INFINITY};
     return of_token;
 }

@@ -47,6 +47,7 @@ static int32_t common_tokens(const paged_engine *e, const paged_tables *t, int32
 static void find_shared(paged_engine *e, const paged_tables *t) {
     const int32_t last = blocks_of_split(e) - 1;
     e->n_shared = 0;
+    if (e->model->groups[0].window) return; /* nothing is read together, and old blocks are gone */
     for (int32_t first = 0, end; first < e->n_pieces; first = end) {
         end = first + 1;
         if (!may_share(e, &e->pieces[first])) continue;
@@ -65,14 +66,20 @@ static void find_shared(paged_engine *e, const paged_tables *t) {
 }
 
 static void lay_out(paged_engine *e, paged__step *step) {
-    paged_tables tables = {0};
-    PAGED_ASSERT(paged_cache_tables(e->cache, 0, &tables) == PAGED_OK);
-    find_shared(e, &tables);
+    paged_tables tables[PAGED__MODEL_GROUPS] = {0};
+    const int32_t n_groups = e->model->n_groups;
+    for (int32_t g = 0; g < n_groups; g++)
+        PAGED_ASSERT(paged_cache_tables(e->cache, g, &tables[g]) == PAGED_OK);
+    find_shared(e, &tables[0]);
     int32_t n = 0, n_outputs = 0;
     for (int32_t i = 0; i < e->n_pieces; i++) {
         paged__piece *p = &e->pieces[i];
         const paged__request *r = p->request;
-        PAGED_ASSERT(!paged_seq_slots(e->cache, r->seq, 0, r->n_cached, p->n_tokens, e->step_slots + n));
+        for (int32_t g = 0; g < n_groups; g++) {
+            PAGED_ASSERT(
+                !paged_seq_slots(e->cache, r->seq, g, r->n_cached, p->n_tokens, e->step_slots[g] + n));
+            e->first_k[g][i] = paged_seq_first_k(e->cache, r->seq, g);
+        }
         lay_out_outputs(e, p, n, &n_outputs);
         e->cu_seqlens_q[i] = n;
         e->seqlens_k[i] = r->n_cached + p->n_tokens;
@@ -87,16 +94,20 @@ static void lay_out(paged_engine *e, paged__step *step) {
     *step = (paged__step){.n_tokens = n,
                           .tokens = e->step_tokens,
                           .positions = e->positions,
-                          .slots = e->step_slots,
                           .n_outputs = n_outputs,
                           .outputs = e->outputs};
-    step->batch.cu_seqlens_q = e->cu_seqlens_q;
-    step->batch.n_shared = e->n_shared;
-    step->batch.shared = e->shared;
-    step->batch.tables = tables;
-    step->batch.tables.rows = e->rows;
-    step->batch.tables.seqlens_k = e->seqlens_k;
-    step->batch.tables.n_seqs = e->n_pieces;
+    for (int32_t g = 0; g < n_groups; g++) {
+        paged_batch *batch = &step->batch[g];
+        step->slots[g] = e->step_slots[g];
+        batch->cu_seqlens_q = e->cu_seqlens_q;
+        batch->n_shared = e->model->groups[g].window ? 0 : e->n_shared;
+        batch->shared = e->shared;
+        batch->tables = tables[g];
+        batch->tables.rows = e->rows;
+        batch->tables.seqlens_k = e->seqlens_k;
+        batch->tables.first_k = e->first_k[g];
+        batch->tables.n_seqs = e->n_pieces;
+    }
 }
 
 /* Of prompt tokens, each from the row before it. */

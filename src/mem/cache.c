@@ -177,20 +177,13 @@ static bool take_window(paged__group *gr) {
     return gr->loose.items && gr->loose_place && gr->loose_tick;
 }
 
-/* Entries of a row of an array of rows: an odd number of cache lines, so that the same place of all rows,
- * which sequences that grow in turns touch, does not fall into one set of the processor's caches. */
-static int64_t row_stride(int32_t n_entries) {
-    const int32_t per_line = 64 / (int32_t)sizeof(int32_t);
-    return (int64_t)(paged__ceil_div(n_entries, per_line) | 1) * per_line;
-}
-
 static size_t row_bytes(int64_t stride) {
     return (size_t)stride * sizeof(int32_t);
 }
 
 static paged_status take_memory(paged_cache *cache, paged_error *err) {
-    cache->table_stride = row_stride(cache->max_blocks);
-    cache->token_stride = row_stride(cache->max_seq_tokens);
+    cache->table_stride = paged__row_stride(cache->max_blocks);
+    cache->token_stride = paged__row_stride(cache->max_seq_tokens);
     cache->extents = paged__calloc((size_t)cache->n_extents, sizeof *cache->extents);
     cache->free_extents = paged__calloc((size_t)cache->n_extents, sizeof *cache->free_extents);
     cache->granules = paged__calloc(cache->n_granules, sizeof *cache->granules);
@@ -494,14 +487,4 @@ void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out) {
     s.waste_bytes = cache->pool_bytes - block_bytes;
     s.table_bytes = (size_t)cache->n_groups * (size_t)cache->max_seqs * row_bytes(cache->table_stride);
     *out = s;
-}
-
-int32_t paged_block_refs(const paged_cache *cache, int32_t group, int32_t block) {
-    if (!cache || group < 0 || group >= cache->n_groups || block < 0 || block >= cache->groups[group].n_ids)
-        return -1;
-    int32_t extent = paged__extent_of(cache, group, block), first, n_blocks;
-    if (extent >= cache->n_extents) return -1;
-    paged__extent_range(cache, group, extent, &first, &n_blocks);
-    if (block < first || block >= first + n_blocks) return -1; /* lies across the border of two extents */
-    return cache->groups[group].blocks[block].refs;
 }

@@ -273,6 +273,9 @@ size_t paged__extent_blocks_min(size_t extent_bytes, size_t block_bytes);
  * counts in multiples of its largest block instead. */
 size_t paged__extent_bytes(const paged__shapes *shapes, size_t pool_bytes);
 
+/* Entries of a row of an array of int32 rows with n_entries each, padding included. */
+int64_t paged__row_stride(int32_t n_entries);
+
 /* Extents for n_blocks blocks of each group, wherever they lie. */
 size_t paged__extents_needed(const paged__shapes *shapes, size_t extent_bytes, size_t n_blocks);
 

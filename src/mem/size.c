@@ -32,6 +32,13 @@ size_t paged_block_bytes(const paged_group_config *group, int32_t block_size) {
     return fits && bytes <= PTRDIFF_MAX ? bytes : 0;
 }
 
+/* Entries of a row of an array of rows: an odd number of cache lines, so that the same place of all rows,
+ * which sequences that grow in turns touch, does not fall into one set of the processor's caches. */
+int64_t paged__row_stride(int32_t n_entries) {
+    const int32_t per_line = 64 / (int32_t)sizeof(int32_t);
+    return (int64_t)(paged__ceil_div(n_entries, per_line) | 1) * per_line;
+}
+
 static size_t gcd(size_t a, size_t b) {
     while (b) {
         size_t rest = a % b;

@@ -15,27 +15,78 @@ static void my_rows(const paged__lane *t, int32_t n, int32_t *begin, int32_t *en
     *end = (int32_t)((int64_t)n * (t->ith + 1) / t->nth);
 }
 
+/* The same in elements, for what looks at each alone. */
+static void my_elements(const paged__lane *t, int64_t n, int64_t *begin, int64_t *end) {
+    *begin = n * t->ith / t->nth;
+    *end = n * (t->ith + 1) / t->nth;
+}
+
+/* ---- norms; all sums are one chain in double ---- */
+
+static void rms_norm(const float *x, int32_t n, const float *weight, float eps, float *out) {
+    double sum = 0;
+    for (int32_t i = 0; i < n; i++) sum += (double)x[i] * (double)x[i];
+    const float scale = (float)(1.0 / sqrt(sum / n + (double)eps));
+    for (int32_t i = 0; i < n; i++) out[i] = x[i] * scale * weight[i];
+}
+
+static void layer_norm(const float *x, int32_t n, const paged__norm *norm, float eps, float *out) {
+    double sum = 0, squares = 0;
+    for (int32_t i = 0; i < n; i++) sum += (double)x[i];
+    const double mean = sum / n;
+    for (int32_t i = 0; i < n; i++) squares += ((double)x[i] - mean) * ((double)x[i] - mean);
+    const double scale = 1.0 / sqrt(squares / n + (double)eps);
+    for (int32_t i = 0; i < n; i++)
+        out[i] = (float)(((double)x[i] - mean) * scale) * norm->weight[i] + norm->bias[i];
+}
+
+/* Of a row of the width of x. */
+static void normalise(const paged__lane *t, const float *x, const paged__norm *norm, float *out) {
+    const paged__hparams *hp = &t->model->hp;
+    if (t->model->arch->norm == PAGED__NORM_LAYER)
+        layer_norm(x, hp->n_embd, norm, hp->norm_eps, out);
+    else
+        rms_norm(x, hp->n_embd, norm->weight, hp->norm_eps, out);
+}
+
 /* ---- rows ---- */
 
-void paged__embed(paged__lane *t) {
+/* cos and sin of all pairs at a position. In double: a position of six digits leaves an f32 angle no digit
+ * for the turn. */
+static void make_turns(const paged__runner *r, int32_t which, int32_t row) {
+    const int32_t half = r->model->hp.rope[which].n_rot / 2;
+    float *cs = r->turns[which] + (int64_t)row * 2 * half;
+    for (int32_t k = 0; k < half; k++, cs += 2) {
+        const double angle = (double)r->step->positions[row] * r->inv_freq[which][k];
+        cs[0] = (float)(cos(angle) * r->magnitude[which]);
+        cs[1] = (float)(sin(angle) * r->magnitude[which]);
+    }
+}
+
+/* x = rows of the embedding, and of learned positions; the angles of RoPE for the step's positions. */
+static void embed(paged__lane *t) {
     const paged__runner *r = t->runner;
-    const int32_t half = t->model->hp.n_rot / 2;
+    const paged_model *m = t->model;
+    const int32_t n_embd = m->hp.n_embd;
     int32_t begin, end;
     my_rows(t, t->n_tokens, &begin, &end);
     for (int32_t i = begin; i < end; i++) {
-        paged__weight_row(t->model->tok_embd, r->step->tokens[i], t->x + (int64_t)i * t->model->hp.n_embd);
-        float *cs = r->rope + (int64_t)i * 2 * half;
-        for (int32_t k = 0; k < half; k++, cs += 2) {
-            /* In double: a position of six digits leaves an f32 angle no digit for the turn. */
-            const double angle = (double)r->step->positions[i] * r->inv_freq[k];
-            cs[0] = (float)cos(angle);
-            cs[1] = (float)sin(angle);
+        float *x = t->x + (int64_t)i * n_embd;
+        paged__weight_row(m->tok_embd, r->step->tokens[i], x);
+        if (m->hp.embd_scale != 1.0f)
+            for (int32_t k = 0; k < n_embd; k++) x[k] *= m->hp.embd_scale;
+        if (m->pos_embd) {
+            float *position = r->normed + (int64_t)t->ith * n_embd;
+            paged__weight_row(m->pos_embd, r->step->positions[i], position);
+            for (int32_t k = 0; k < n_embd; k++) x[k] += position[k];
         }
+        for (int32_t which = 0; which < PAGED__MODEL_GROUPS; which++)
+            if (r->inv_freq[which]) make_turns(r, which, i);
     }
     barrier(t);
 }
 
-void paged__keep_outputs(paged__lane *t) {
+static void keep_outputs(paged__lane *t) {
     const paged__runner *r = t->runner;
     if (t->n_outputs == t->n_tokens) return;
     const int64_t n_embd = t->model->hp.n_embd;
@@ -51,13 +102,25 @@ void paged__keep_outputs(paged__lane *t) {
 
 /* ---- products ---- */
 
-/* What a product reads: rows of n_cols floats, picked by row_map, normalised if `norm` is given. */
+/* What a product reads: rows of n_cols floats, picked by row_map, normed if `norm` is given. */
 typedef struct source {
     const float *rows;
     int32_t n_cols;
     const int32_t *row_map;
-    const float *norm;
+    const paged__norm *norm;
 } source;
+
+static void set_input(const paged__lane *t, const paged__input *in, int32_t i, const source *from) {
+    const int64_t row = from->row_map ? from->row_map[i] : i;
+    const float *x = from->rows + row * from->n_cols;
+    if (from->norm && t->model->arch->norm == PAGED__NORM_LAYER) {
+        float *normed = t->runner->normed + (int64_t)t->ith * t->model->hp.n_embd;
+        normalise(t, x, from->norm, normed);
+        paged__input_set(in, i, normed, NULL, 0);
+    } else {
+        paged__input_set(in, i, x, from->norm ? from->norm->weight : NULL, t->model->hp.norm_eps);
+    }
+}
 
 /* The rows of x in the form that w wants. Few rows every thread makes for itself; more are divided, and a
  * barrier follows. */
@@ -68,15 +131,12 @@ static void make_input(paged__lane *t, const source *from, const paged__weight *
     if (is_shared) my_rows(t, t->n_rows, &begin, &end);
     paged__input_init(in, paged__weight_form(w), t->n_rows, from->n_cols,
                       is_shared ? r->input : r->own_inputs + (size_t)t->ith * r->own_bytes);
-    for (int32_t i = begin; i < end; i++) {
-        const int64_t row = from->row_map ? from->row_map[i] : i;
-        paged__input_set(in, i, from->rows + row * from->n_cols, from->norm, t->model->hp.norm_eps);
-    }
+    for (int32_t i = begin; i < end; i++) set_input(t, in, i, from);
     if (is_shared) barrier(t);
 }
 
-/* Runs p, whose w, n_w, y, y_stride and epilogue are set, on `from`. Matrices that want different forms of
- * their input (a file may mix types) take turns. */
+/* Runs p, whose w, bias, n_w, y, y_stride and epilogue are set, on `from`. Matrices that want different forms
+ * of their input (a file may mix types) take turns. */
 static void multiply(paged__lane *t, const source *from, const paged__product *p) {
     int64_t first = 0; /* output of matrix `at` */
     for (int32_t at = 0, next; at < p->n_w; at = next) {
@@ -86,6 +146,7 @@ static void multiply(paged__lane *t, const source *from, const paged__product *p
         part.n_w = 0;
         for (next = at; next < p->n_w && paged__weight_form(p->w[next]) == paged__weight_form(p->w[at]);
              next++) {
+            part.bias[part.n_w] = p->bias[next];
             part.w[part.n_w++] = p->w[next];
             width += p->w[next]->n_rows;
         }
@@ -99,104 +160,181 @@ static void multiply(paged__lane *t, const source *from, const paged__product *p
     barrier(t);
 }
 
-static void multiply_add(paged__lane *t, const paged__weight *w, const source *from) {
-    const int64_t n_embd = t->model->hp.n_embd;
+/* y [n_rows, m->w->n_rows] = m of the rows of `from` */
+static void multiply_one(paged__lane *t, const paged__affine *m, const source *from, float *y) {
     multiply(t, from,
-             &(paged__product){.w = {w},
-                               .n_w = 1,
-                               .y = t->x,
-                               .y_stride = n_embd,
-                               .epilogue = PAGED__ADD,
-                               .residual = t->x,
-                               .residual_stride = n_embd});
+             &(paged__product){.w = {m->w}, .bias = {m->bias}, .n_w = 1, .y = y, .y_stride = m->w->n_rows});
 }
 
-void paged__project_qkv(paged__lane *t, const paged__layer *l) {
+/* x += m of the rows of `from`, or its norm */
+static void multiply_add(paged__lane *t, const paged__affine *m, const source *from,
+                         const paged__norm *norm) {
+    const int64_t n_embd = t->model->hp.n_embd;
+    int32_t begin, end;
+    if (!norm->weight) {
+        multiply(t, from,
+                 &(paged__product){.w = {m->w},
+                                   .bias = {m->bias},
+                                   .n_w = 1,
+                                   .y = t->x,
+                                   .y_stride = n_embd,
+                                   .epilogue = PAGED__ADD,
+                                   .residual = t->x,
+                                   .residual_stride = n_embd});
+        return;
+    }
+    multiply_one(t, m, from, t->runner->y);
+    my_rows(t, t->n_rows, &begin, &end);
+    for (int32_t i = begin; i < end; i++) {
+        float *y = t->runner->y + i * n_embd, *x = t->x + i * n_embd;
+        normalise(t, y, norm, y);
+        for (int64_t k = 0; k < n_embd; k++) x[k] += y[k];
+    }
+    barrier(t);
+}
+
+void paged__project_qkv(paged__lane *t, const paged__layer *l, const paged__norm *norm) {
     const paged__runner *r = t->runner;
-    multiply(t, &(source){.rows = t->x, .n_cols = t->model->hp.n_embd, .norm = l->attn_norm},
-             &(paged__product){.w = {l->wq, l->wk, l->wv}, .n_w = 3, .y = r->qkv, .y_stride = r->qkv_dim});
+    paged__product p = {.n_w = l->n_qkv, .y = r->qkv, .y_stride = r->qkv_dim};
+    for (int32_t i = 0; i < l->n_qkv; i++) {
+        p.w[i] = l->qkv[i].w;
+        p.bias[i] = l->qkv[i].bias;
+    }
+    multiply(t, &(source){.rows = t->x, .n_cols = t->model->hp.n_embd, .norm = norm}, &p);
 }
 
 void paged__add_attention(paged__lane *t, const paged__layer *l) {
     const paged__runner *r = t->runner;
-    multiply_add(t, l->wo, &(source){.rows = r->a, .n_cols = (int32_t)r->a_dim, .row_map = t->row_map});
+    multiply_add(t, &l->wo, &(source){.rows = r->a, .n_cols = (int32_t)r->a_dim, .row_map = t->row_map},
+                 &l->attn_post_norm);
 }
 
-/* gate and up want different forms: one after the other, then both together by rows. */
-static void gate_mixed(paged__lane *t, const paged__layer *l, const source *from, paged__epilogue gated) {
+/* ---- feed-forward ---- */
+
+static float activate(paged__activation activation, float x) {
+    if (activation == PAGED__GELU_ERF) return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+    return paged__gate(activation == PAGED__SILU ? PAGED__SWIGLU : PAGED__GEGLU, x, 1.0f);
+}
+
+/* h = act(h), of a gated unit ⊙ up */
+static void activate_hidden(paged__lane *t, paged__activation activation, const float *up) {
     const paged__runner *r = t->runner;
-    const int64_t n_ff = t->model->hp.n_ff;
-    int32_t begin, end;
-    multiply(t, from, &(paged__product){.w = {l->gate}, .n_w = 1, .y = r->h, .y_stride = n_ff});
-    multiply(t, from, &(paged__product){.w = {l->up}, .n_w = 1, .y = r->up, .y_stride = n_ff});
-    my_rows(t, t->n_rows, &begin, &end);
-    for (int64_t i = begin * n_ff; i < end * n_ff; i++) r->h[i] = paged__gate(gated, r->h[i], r->up[i]);
+    int64_t begin, end;
+    my_elements(t, (int64_t)t->n_rows * t->model->hp.n_ff, &begin, &end);
+    for (int64_t i = begin; i < end; i++) r->h[i] = activate(activation, r->h[i]) * (up ? up[i] : 1.0f);
     barrier(t);
 }
 
-void paged__add_gated_ffn(paged__lane *t, const paged__layer *l, paged__epilogue gated) {
+void paged__make_hidden(paged__lane *t, const paged__layer *l, const paged__norm *norm,
+                        paged__activation activation) {
     const paged__runner *r = t->runner;
     const paged__hparams *hp = &t->model->hp;
-    const source normed = {.rows = t->x, .n_cols = hp->n_embd, .norm = l->ffn_norm};
-    if (paged__weight_form(l->gate) != paged__weight_form(l->up))
-        gate_mixed(t, l, &normed, gated);
-    else
+    const source normed = {.rows = t->x, .n_cols = hp->n_embd, .norm = norm};
+    if (!l->gate.w) {
+        multiply_one(t, &l->up, &normed, r->h);
+        activate_hidden(t, activation, NULL);
+    } else if (paged__weight_form(l->gate.w) != paged__weight_form(l->up.w)) {
+        /* One after the other, then both together. */
+        multiply_one(t, &l->gate, &normed, r->h);
+        multiply_one(t, &l->up, &normed, r->up);
+        activate_hidden(t, activation, r->up);
+    } else {
         multiply(t, &normed,
-                 &(paged__product){
-                     .w = {l->gate, l->up}, .n_w = 2, .y = r->h, .y_stride = hp->n_ff, .epilogue = gated});
-    multiply_add(t, l->down, &(source){.rows = r->h, .n_cols = hp->n_ff});
+                 &(paged__product){.w = {l->gate.w, l->up.w},
+                                   .bias = {l->gate.bias, l->up.bias},
+                                   .n_w = 2,
+                                   .y = r->h,
+                                   .y_stride = hp->n_ff,
+                                   .epilogue = activation == PAGED__SILU ? PAGED__SWIGLU : PAGED__GEGLU});
+    }
 }
 
-void paged__project_logits(paged__lane *t) {
-    const paged_model *m = t->model;
-    multiply(
-        t, &(source){.rows = t->x, .n_cols = m->hp.n_embd, .norm = m->output_norm},
-        &(paged__product){.w = {m->output}, .n_w = 1, .y = t->runner->logits, .y_stride = m->hp.n_vocab});
+void paged__add_hidden(paged__lane *t, const paged__layer *l) {
+    multiply_add(t, &l->down, &(source){.rows = t->runner->h, .n_cols = t->model->hp.n_ff},
+                 &l->ffn_post_norm);
 }
 
 /* ---- attention ---- */
 
-/* x [n_heads, head_dim]: turns the first n_rot elements of each head in neighbouring pairs. cs [n_rot /
- * 2][cos, sin]. */
-static void rotate(float *x, int32_t n_heads, int32_t head_dim, int32_t n_rot, const float *cs) {
-    for (int32_t h = 0; h < n_heads; h++, x += head_dim) {
-        for (int32_t i = 0; i < n_rot; i += 2) {
-            const float c = cs[i], s = cs[i + 1], a = x[i], b = x[i + 1];
-            x[i] = a * c - b * s;
-            x[i + 1] = a * s + b * c;
-        }
+/* A head: turns its first n_rot elements. cs [n_rot / 2][cos, sin]; the elements of a pair are `apart`. */
+static void turn(float *x, int32_t n_rot, const float *cs, paged__rope_order order) {
+    const int32_t apart = order == PAGED__ROPE_PAIRS ? 1 : n_rot / 2,
+                  step = order == PAGED__ROPE_PAIRS ? 2 : 1;
+    for (int32_t i = 0; i < n_rot / 2; i++, cs += 2, x += step) {
+        const float a = x[0], b = x[apart];
+        x[0] = a * cs[0] - b * cs[1];
+        x[apart] = a * cs[1] + b * cs[0];
     }
 }
 
-void paged__write_kv(paged__lane *t, int32_t il) {
+/* x [n_heads, head_dim_k] of the token in row i: norm [head_dim_k] or NULL, then RoPE. */
+static void prepare_heads(const paged__lane *t, const paged__layer *l, int32_t i, float *x, int32_t n_heads,
+                          const float *norm) {
+    const paged__hparams *hp = &t->model->hp;
+    for (int32_t h = 0; h < n_heads; h++, x += hp->head_dim_k) {
+        if (norm) rms_norm(x, hp->head_dim_k, norm, hp->norm_eps, x);
+        if (l->rope < 0) continue;
+        const int32_t n_rot = hp->rope[l->rope].n_rot;
+        turn(x, n_rot, t->runner->turns[l->rope] + (int64_t)i * n_rot, t->model->arch->rope);
+    }
+}
+
+static void write_kv(paged__lane *t, const paged__layer *l) {
     paged__runner *r = t->runner;
     const paged__hparams *hp = &t->model->hp;
     const int64_t q_dim = (int64_t)hp->n_heads * hp->head_dim_k,
                   k_dim = (int64_t)hp->n_kv_heads * hp->head_dim_k;
     int32_t begin, end;
-    if (t->ith == 0) r->attn_start_ns = paged__now_ns();
     my_rows(t, t->n_tokens, &begin, &end);
     for (int32_t i = begin; i < end; i++) {
         float *q = r->qkv + i * r->qkv_dim;
-        const float *cs = r->rope + (int64_t)i * hp->n_rot;
-        rotate(q, hp->n_heads, hp->head_dim_k, hp->n_rot, cs);
-        rotate(q + q_dim, hp->n_kv_heads, hp->head_dim_k, hp->n_rot, cs);
+        prepare_heads(t, l, i, q, hp->n_heads, l->q_norm);
+        prepare_heads(t, l, i, q + q_dim, hp->n_kv_heads, l->k_norm);
     }
     const float *k = r->qkv + begin * r->qkv_dim + q_dim;
     if (begin < end)
-        paged_kv_write(&r->kv[il], k, r->qkv_dim, k + k_dim, r->qkv_dim, r->step->slots + begin, end - begin,
-                       0, 1);
+        paged_kv_write(&r->kv[l->index], k, r->qkv_dim, k + k_dim, r->qkv_dim,
+                       r->step->slots[l->group] + begin, end - begin, 0, 1);
     barrier(t);
 }
 
-void paged__attend(paged__lane *t, int32_t il) {
+bool paged__attend(paged__lane *t, const paged__layer *l) {
     paged__runner *r = t->runner;
+    paged_attn *attn = r->attn[l->group];
+    const bool is_last = l->index == t->model->hp.n_layers - 1;
     const paged_attn_io io = {.q = r->qkv, .q_stride = r->qkv_dim, .out = r->a};
-    paged_attn_run(r->attn, &r->kv[il], &io, t->ith, t->nth);
+    if (t->ith == 0) r->attn_start_ns = paged__now_ns();
+    write_kv(t, l);
+    if (is_last && t->n_outputs == 0) return false;
+    paged_attn_run(attn, &r->kv[l->index], &io, t->ith, t->nth);
     barrier(t);
-    if (paged_attn_needs_merge(r->attn)) {
-        paged_attn_merge(r->attn, &io, t->ith, t->nth);
+    if (paged_attn_needs_merge(attn)) {
+        paged_attn_merge(attn, &io, t->ith, t->nth);
         barrier(t);
     }
     if (t->ith == 0) r->attn_ns += paged__now_ns() - r->attn_start_ns;
+    if (is_last) keep_outputs(t);
+    return true;
+}
+
+/* ---- all of it ---- */
+
+static void project_logits(paged__lane *t) {
+    const paged_model *m = t->model;
+    const float cap = m->hp.logit_softcap;
+    float *logits = t->runner->logits;
+    int64_t begin, end;
+    multiply_one(t, &m->output, &(source){.rows = t->x, .n_cols = m->hp.n_embd, .norm = &m->output_norm},
+                 logits);
+    if (cap == 0) return;
+    my_elements(t, (int64_t)t->n_rows * m->hp.n_vocab, &begin, &end);
+    for (int64_t i = begin; i < end; i++) logits[i] = cap * tanhf(logits[i] / cap);
+    barrier(t);
+}
+
+void paged__forward(paged__lane *t) {
+    const paged_model *m = t->model;
+    embed(t);
+    for (int32_t i = 0; i < m->hp.n_layers; i++) m->arch->forward_layer(t, &m->layers[i]);
+    if (t->n_outputs > 0) project_logits(t);
 }

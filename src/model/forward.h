@@ -1,6 +1,6 @@
-/* model/forward.h: the words in which a file of arch/ describes its layers.
+/* model/forward.h: the words in which a file of arch/ describes its layer.
  *
- * A step is one function, arch->forward, that every thread of the team runs from end to end (one program,
+ * A step is one function, paged__forward, that every thread of the team runs from end to end (one program,
  * many threads), each with its own *lane*. A word below does this thread's part of a piece of work and ends
  * with a barrier, so what it made is there for all when the next begins. Nothing is scheduled, built or kept:
  * there is no graph. Nothing allocates and nothing can fail.
@@ -10,9 +10,12 @@
  *   a     what attention gives                 [n_rows, n_heads * dv]
  *   h     between the two halves of the FFN    [n_rows, n_ff]
  *
- * Division: rows of x for all that looks at a row as a whole (RMS norm, RoPE, the cache), so that its sums
- * are one thread's; row tiles of the weights for products, so that every weight is read once and threads
- * finish together whatever the shape.
+ * The order of the words is the graph: a layer whose two halves stand side by side makes h before it adds a.
+ * What a layer may have or not (biases, norms of heads, norms after a half) a word takes from the layer.
+ *
+ * Division: rows of x for all that looks at a row as a whole (norms, RoPE, the cache), so that its sums are
+ * one thread's; row tiles of the weights for products, so that every weight is read once and threads finish
+ * together whatever the shape.
  */
 #ifndef PAGED_MODEL_FORWARD_H
 #define PAGED_MODEL_FORWARD_H
@@ -24,31 +27,40 @@ typedef struct paged__lane {
     const paged_model *model;
     int32_t ith, nth;
     int32_t n_tokens, n_outputs;
-    int32_t n_rows;         /* of x: n_tokens, after paged__keep_outputs() n_outputs */
+    int32_t n_rows;         /* of x: n_tokens; n_outputs once the last layer has attended */
     const int32_t *row_map; /* [n_rows] rows of `a` that belong to those of x; NULL: the same */
     float *x;
 } paged__lane;
 
-/* x = rows of the embedding; the angles of RoPE for the step's positions. */
-void paged__embed(paged__lane *t);
+typedef enum paged__activation {
+    PAGED__SILU,
+    PAGED__GELU_TANH, /* the usual approximation (Hendrycks & Gimpel 2016) */
+    PAGED__GELU_ERF   /* plain feed-forward only */
+} paged__activation;
 
-/* q, k, v = wq, wk, wv * norm(x) */
-void paged__project_qkv(paged__lane *t, const paged__layer *l);
+/* ---- a layer ---- */
 
-/* RoPE on q and k, then k and v into the cache; a = attention(q) over the cache. */
-void paged__write_kv(paged__lane *t, int32_t il);
-void paged__attend(paged__lane *t, int32_t il);
+/* q, k, v = W norm(x) + b */
+void paged__project_qkv(paged__lane *t, const paged__layer *l, const paged__norm *norm);
 
-/* From here on x has only the rows whose logits are wanted. */
-void paged__keep_outputs(paged__lane *t);
+/* Norms of heads and RoPE on q and k, then k and v into the cache; a = attention(q) over the cache. In the
+ * last layer x then keeps only the rows whose logits are wanted. False: there are none, and this layer was
+ * the last; nobody asks for more. */
+bool paged__attend(paged__lane *t, const paged__layer *l);
 
-/* x += wo * a */
+/* x += wo a + b; where there is a norm for it, x += norm(wo a + b) */
 void paged__add_attention(paged__lane *t, const paged__layer *l);
 
-/* x += down * (act(gate * h) ⊙ (up * h)), h = norm(x); `gated` is PAGED__SWIGLU or PAGED__GEGLU */
-void paged__add_gated_ffn(paged__lane *t, const paged__layer *l, paged__epilogue gated);
+/* h = act(gate norm(x)) ⊙ (up norm(x)); without a gate, h = act(up norm(x)) */
+void paged__make_hidden(paged__lane *t, const paged__layer *l, const paged__norm *norm,
+                        paged__activation activation);
 
-/* logits = output * norm(x) */
-void paged__project_logits(paged__lane *t);
+/* x += down h + b, or its norm */
+void paged__add_hidden(paged__lane *t, const paged__layer *l);
+
+/* ---- all of them, for the runner ---- */
+
+/* Embedding, layers, logits. */
+void paged__forward(paged__lane *t);
 
 #endif

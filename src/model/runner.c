@@ -1,47 +1,49 @@
 /* model/runner.c: create, check, run. See runner.h; what a step computes is in forward.c and arch/.
  *
  *   create: attention, team, one arena for all activations of the largest step. Nothing allocates per step.
- *   step:   check -> plan attention (all that can fail) -> arch->forward on every thread of the team
+ *   step:   check -> plan attention (all that can fail) -> paged__forward() on every thread of the team
  */
 #include "model/runner.h"
-
-#include <math.h>
 
 #include "base/team.h"
 #include "model/forward.h"
 
 /* ---- create ---- */
 
+/* Layers of a group differ in where their keys are and in nothing else. */
 static paged_status create_attn(paged__runner *r, const paged_kv *kv, paged_error *err) {
     const paged__hparams *hp = &r->model->hp;
     memcpy(r->kv, kv, (size_t)hp->n_layers * sizeof *kv);
-    const paged_attn_config c = {
-        .struct_size = sizeof c,
-        .n_heads = hp->n_heads,
-        .n_kv_heads = hp->n_kv_heads,
-        .head_dim_k = hp->head_dim_k,
-        .head_dim_v = hp->head_dim_v,
-        .block_size = kv[0].block_size,
-        .type = kv[0].type,
-        .layout = kv[0].layout,
-        .n_threads_max = r->config.n_threads,
-        .max_q = r->config.max_tokens,
-        .max_seqs = r->config.max_seqs,
-        .max_k = r->config.max_k,
-        .max_shared_q = r->config.max_shared_q,
-    };
-    return paged_attn_create(&c, &r->attn, err);
+    paged_status s = PAGED_OK;
+    for (int32_t g = 0; g < r->model->n_groups && !s; g++) {
+        const paged_attn_config c = {
+            .struct_size = sizeof c,
+            .n_heads = hp->n_heads,
+            .n_kv_heads = hp->n_kv_heads,
+            .head_dim_k = hp->head_dim_k,
+            .head_dim_v = hp->head_dim_v,
+            .block_size = kv[0].block_size,
+            .type = kv[0].type,
+            .layout = kv[0].layout,
+            .scale = hp->attn_scale,
+            .window = r->model->groups[g].window,
+            .softcap = hp->attn_softcap,
+            .n_threads_max = r->config.n_threads,
+            .max_q = r->config.max_tokens,
+            .max_seqs = r->config.max_seqs,
+            .max_k = r->config.max_k,
+            .max_shared_q = r->model->groups[g].window ? 0 : r->config.max_shared_q,
+        };
+        s = paged_attn_create(&c, &r->attn[g], err);
+    }
+    return s;
 }
 
-/* Frequencies of RoPE (Su et al. 2021) in double: angle = position * base^(-2i / n_rot) * freq_scale /
- * factor[i]. */
-static void fill_frequencies(paged__runner *r) {
-    const paged__hparams *hp = &r->model->hp;
-    for (int32_t i = 0; i < hp->n_rot / 2; i++) {
-        const double factor = r->model->rope_factors ? (double)r->model->rope_factors[i] : 1.0;
-        r->inv_freq[i] =
-            pow((double)hp->rope_freq_base, -2.0 * i / hp->n_rot) * (double)hp->rope_freq_scale / factor;
-    }
+/* Whether a layer turns by hp.rope[which]. */
+static bool uses_rope(const paged_model *m, int32_t which) {
+    for (int32_t i = 0; i < m->hp.n_layers; i++)
+        if (m->layers[i].rope == which) return true;
+    return false;
 }
 
 /* The most that an input of any product needs for n_rows. */
@@ -56,8 +58,16 @@ static size_t widest_input(const paged_model *m, int32_t n_rows) {
 }
 
 static bool has_mixed_ffn(const paged_model *m) {
+    for (int32_t i = 0; i < m->hp.n_layers; i++) {
+        const paged__layer *l = &m->layers[i];
+        if (l->gate.w && paged__weight_form(l->gate.w) != paged__weight_form(l->up.w)) return true;
+    }
+    return false;
+}
+
+static bool has_post_norms(const paged_model *m) {
     for (int32_t i = 0; i < m->hp.n_layers; i++)
-        if (paged__weight_form(m->layers[i].gate) != paged__weight_form(m->layers[i].up)) return true;
+        if (m->layers[i].attn_post_norm.weight || m->layers[i].ffn_post_norm.weight) return true;
     return false;
 }
 
@@ -81,11 +91,14 @@ static size_t lay_out(paged__runner *r) {
     size_t at = 0;
     r->x = take(r->arena, &at, n * n_embd * f32);
     r->x_kept = take(r->arena, &at, n_out * n_embd * f32);
+    r->y = take(r->arena, &at, has_post_norms(r->model) ? n * n_embd * f32 : 0);
     r->qkv = take(r->arena, &at, n * (size_t)r->qkv_dim * f32);
     r->a = take(r->arena, &at, n * (size_t)r->a_dim * f32);
     r->h = take(r->arena, &at, n * n_ff * f32);
     r->up = take(r->arena, &at, has_mixed_ffn(r->model) ? n * n_ff * f32 : 0);
-    r->rope = take(r->arena, &at, n * (size_t)hp->n_rot * f32);
+    for (int32_t i = 0; i < PAGED__MODEL_GROUPS; i++)
+        r->turns[i] = take(r->arena, &at, r->inv_freq[i] ? n * (size_t)hp->rope[i].n_rot * f32 : 0);
+    r->normed = take(r->arena, &at, (size_t)r->config.n_threads * n_embd * f32);
     r->input = take(r->arena, &at, widest_input(r->model, r->config.max_tokens));
     r->own_inputs = take(r->arena, &at, (size_t)r->config.n_threads * r->own_bytes);
     r->logits = take(r->arena, &at, n_out * (size_t)hp->n_vocab * f32);
@@ -98,15 +111,21 @@ static paged_status create(paged__runner *r, const paged_kv *kv, paged_error *er
     r->qkv_dim =
         (int64_t)(hp->n_heads + hp->n_kv_heads) * hp->head_dim_k + (int64_t)hp->n_kv_heads * hp->head_dim_v;
     r->own_bytes = aligned(widest_input(r->model, PAGED_MIN(r->config.max_tokens, (int32_t)PAGED__FEW_ROWS)));
+    bool ok = true;
+    for (int32_t i = 0; i < PAGED__MODEL_GROUPS; i++) {
+        if (!uses_rope(r->model, i)) continue;
+        r->inv_freq[i] = paged__alloc((size_t)hp->rope[i].n_rot / 2, sizeof *r->inv_freq[i]);
+        ok = ok && r->inv_freq[i];
+        if (r->inv_freq[i])
+            r->magnitude[i] = paged__rope_frequencies(&hp->rope[i], r->config.max_k, r->inv_freq[i]);
+    }
     r->arena_bytes = lay_out(r);
     r->kv = paged__calloc((size_t)hp->n_layers, sizeof *r->kv);
-    r->inv_freq = paged__alloc((size_t)hp->n_rot / 2, sizeof *r->inv_freq);
     r->arena = paged__alloc_huge(r->arena_bytes);
-    if (!r->kv || !r->inv_freq || !r->arena)
+    if (!ok || !r->kv || !r->arena)
         return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for steps of %d tokens: %zu bytes",
                            r->config.max_tokens, r->arena_bytes);
     lay_out(r);
-    fill_frequencies(r);
     paged_status s = create_attn(r, kv, err);
     return s ? s : paged__team_create(r->config.n_threads, false, &r->team, err);
 }
@@ -138,9 +157,11 @@ paged_status paged__runner_create(const paged_model *model, const paged__runner_
 void paged__runner_free(paged__runner *r) {
     if (!r) return;
     paged__team_free(r->team);
-    paged_attn_free(r->attn);
+    for (int32_t i = 0; i < PAGED__MODEL_GROUPS; i++) {
+        paged_attn_free(r->attn[i]);
+        paged__free(r->inv_freq[i]);
+    }
     paged__free(r->arena);
-    paged__free(r->inv_freq);
     paged__free(r->kv);
     paged__free(r);
 }
@@ -163,7 +184,19 @@ static paged_status check_step(const paged__runner *r, const paged__step *step, 
         if (step->outputs[i] < (i ? step->outputs[i - 1] + 1 : 0) || step->outputs[i] >= step->n_tokens)
             return paged__fail(err, PAGED_ERR_INVALID_ARG, "output %d is row %d; rows ascend and end at %d",
                                i, step->outputs[i], step->n_tokens - 1);
-    return paged_kv_check_slots(&r->kv[0], step->slots, step->n_tokens, err);
+    return PAGED_OK;
+}
+
+/* Whether a layer of each group, which stands for all of it, can be written and read as the step says. */
+static paged_status plan(paged__runner *r, const paged__step *step, paged_error *err) {
+    paged_status s = PAGED_OK;
+    for (int32_t g = 0; g < r->model->n_groups && !s; g++) {
+        int32_t il = 0;
+        while (r->model->layers[il].group != g) il++;
+        s = paged_kv_check_slots(&r->kv[il], step->slots[g], step->n_tokens, err);
+        if (!s) s = paged_attn_plan(r->attn[g], &step->batch[g], &r->kv[il], err);
+    }
+    return s;
 }
 
 static void run_lane(void *user, int32_t ith, int32_t nth) {
@@ -176,14 +209,14 @@ static void run_lane(void *user, int32_t ith, int32_t nth) {
                         .n_outputs = r->step->n_outputs,
                         .n_rows = r->step->n_tokens,
                         .x = r->x};
-    r->model->arch->forward(&lane);
+    paged__forward(&lane);
 }
 
 paged_status paged__runner_step(paged__runner *r, const paged__step *step, const float **logits,
                                 paged_error *err) {
     const uint64_t start = paged__now_ns();
     paged_status s = check_step(r, step, err);
-    if (!s) s = paged_attn_plan(r->attn, &step->batch, &r->kv[0], err);
+    if (!s) s = plan(r, step, err);
     if (s) return s;
     r->step = step;
     paged__team_run(r->team, run_lane, r);
@@ -204,7 +237,7 @@ size_t paged__runner_compute_bytes(const paged__runner *r) {
 }
 
 const char *paged__runner_attn_kernels(const paged__runner *r) {
-    return paged_attn_kernels(r->attn);
+    return paged_attn_kernels(r->attn[0]);
 }
 
 void paged__runner_times(const paged__runner *r, uint64_t *attn_ns, uint64_t *step_ns) {

@@ -25,8 +25,10 @@ typedef struct paged__runner_config {
 typedef struct paged__step {
     int32_t n_tokens;
     const int32_t *tokens, *positions; /* [n_tokens] */
-    const int64_t *slots;              /* [n_tokens] where the keys and values of each token go */
-    paged_batch batch;                 /* the rows of tokens by sequence, and their block tables */
+    /* By group of layers: where the keys and values of each token go [n_tokens]; the rows of tokens by
+     * sequence, and their block tables. */
+    const int64_t *slots[PAGED__MODEL_GROUPS];
+    paged_batch batch[PAGED__MODEL_GROUPS];
     int32_t n_outputs;
     const int32_t *outputs; /* [n_outputs] ascending rows whose logits are wanted */
 } paged__step;
@@ -66,23 +68,26 @@ struct paged__team;
 struct paged__runner {
     const paged_model *model;
     paged__runner_config config; /* config.kv is not kept */
-    paged_attn *attn;
+    paged_attn *attn[PAGED__MODEL_GROUPS];
     paged_kv *kv; /* [n_layers] */
     struct paged__team *team;
-    double *inv_freq; /* [n_rot / 2] radians a position */
+    double *inv_freq[PAGED__MODEL_GROUPS]; /* [n_rot / 2] radians a position, by hp.rope; NULL: not used */
+    double magnitude[PAGED__MODEL_GROUPS]; /* of cos and sin */
 
     uint8_t *arena; /* what follows lies in it */
     size_t arena_bytes;
     int64_t qkv_dim, a_dim;
-    float *x;            /* [max_tokens, n_embd] */
-    float *x_kept;       /* [max_outputs, n_embd] of the rows whose logits are wanted */
-    float *qkv;          /* [max_tokens, qkv_dim] */
-    float *a;            /* [max_tokens, a_dim] */
-    float *h, *up;       /* [max_tokens, n_ff]; `up` only where gate and up want different forms of input */
-    float *rope;         /* [max_tokens, n_rot / 2][cos, sin] */
-    float *logits;       /* [max_outputs, n_vocab] */
-    uint8_t *input;      /* of a product, for all threads */
-    uint8_t *own_inputs; /* [n_threads][own_bytes] the same for up to PAGED__FEW_ROWS rows */
+    float *x;      /* [max_tokens, n_embd] */
+    float *x_kept; /* [max_outputs, n_embd] of the rows whose logits are wanted */
+    float *y;      /* [max_tokens, n_embd] what is normed before it is added to x */
+    float *qkv;    /* [max_tokens, qkv_dim] */
+    float *a;      /* [max_tokens, a_dim] */
+    float *h, *up; /* [max_tokens, n_ff]; `up` where gate and up want different forms of input */
+    float *turns[PAGED__MODEL_GROUPS]; /* [max_tokens, n_rot / 2][cos, sin] by hp.rope */
+    float *normed;                     /* [n_threads, n_embd] a row of each thread's own */
+    float *logits;                     /* [max_outputs, n_vocab] */
+    uint8_t *input;                    /* of a product, for all threads */
+    uint8_t *own_inputs;               /* [n_threads][own_bytes] the same for up to PAGED__FEW_ROWS rows */
     size_t own_bytes;
 
     const paged__step *step; /* while a step computes */

@@ -198,6 +198,14 @@ static paged_status load_ids(const paged__gguf *g, paged_tokenizer *tok, paged_e
     return PAGED_OK;
 }
 
+/* Files do not say which tokens take the white space behind them along; llama.cpp goes by the name, too. */
+static paged_status load_name(const paged__gguf *g, paged_tokenizer *tok, paged_error *err) {
+    const char *name = "";
+    paged_status status = paged__gguf_str(g, "general.name", false, &name, err);
+    tok->drops_space = !status && (strcasestr(name, "phi-3") || strcasestr(name, "phi3"));
+    return status;
+}
+
 static paged_status load_kind(const paged__gguf *g, paged_tokenizer *tok, paged_error *err) {
     const char *model, *pre = NULL;
     paged_status status = paged__gguf_str(g, "tokenizer.ggml.model", true, &model, err);
@@ -228,6 +236,7 @@ paged_status paged__tokenizer_create(const paged__gguf *g, paged_tokenizer **out
     paged_tokenizer *tok = paged__calloc(1, sizeof *tok);
     if (!tok) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a tokenizer");
     paged_status status = load_kind(g, tok, err);
+    if (!status) status = load_name(g, tok, err);
     if (!status) status = load_tokens(g, tok, err);
     if (!status) status = load_ids(g, tok, err);
     if (!status)
@@ -339,6 +348,18 @@ static paged_status encode_raw(paged__encoder *e, const char *text, size_t len) 
     return paged__spm_encode(e, text, len, e->tok->add_space_prefix);
 }
 
+/* How much of text [len], which follows special token `id`, is dropped with it. */
+static size_t dropped_after(const paged_tokenizer *tok, int32_t id, const char *text, size_t len) {
+    static const char *const keep[] = {"<unk>", "<s>", "<|endoftext|>"};
+    size_t piece_len, n = 0;
+    const char *piece = paged__piece(&tok->pieces, id, &piece_len);
+    if (!tok->drops_space) return 0;
+    for (size_t i = 0; i < sizeof keep / sizeof keep[0]; i++)
+        if (strlen(keep[i]) == piece_len && memcmp(piece, keep[i], piece_len) == 0) return 0;
+    while (n < len && (text[n] == ' ' || (text[n] >= '\t' && text[n] <= '\r'))) n++;
+    return n;
+}
+
 static paged_status encode(paged__encoder *e, const char *text, size_t len, uint32_t flags) {
     const paged_tokenizer *tok = e->tok;
     const bool control = (flags & PAGED_TOKENIZE_CONTROL) != 0, add = (flags & PAGED_TOKENIZE_SPECIAL) != 0;
@@ -352,7 +373,8 @@ static paged_status encode(paged__encoder *e, const char *text, size_t len, uint
         }
         status = encode_raw(e, text + begin, pos - begin);
         if (!status) status = paged__emit(e, id);
-        begin = pos += match_len;
+        pos += match_len;
+        begin = pos += dropped_after(tok, id, text + pos, len - pos);
     }
     if (!status) status = encode_raw(e, text + begin, len - begin);
     if (!status && add && tok->add_eos) status = paged__emit(e, tok->eos);

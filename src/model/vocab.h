@@ -92,6 +92,7 @@ struct paged_tokenizer {
     int32_t
         special_from[257]; /* those that begin with byte b are special_from[b] … special_from[b + 1] - 1 */
     bool has_user_tokens;
+    bool drops_space; /* Phi-3: white space behind most special tokens is no text */
 
     paged__merges merges;      /* gpt2 only */
     paged__presplit *presplit; /* gpt2 only */

@@ -108,13 +108,17 @@ static float dot(const paged__weight *w, int32_t row, const paged__input *x, int
     return sum;
 }
 
+static float output(const paged__product *p, int32_t i, int32_t row, int32_t x_row) {
+    return dot(p->w[i], row, p->x, x_row) + (p->bias[i] ? p->bias[i][row] : 0.0f);
+}
+
 /* Rows [begin, end) of matrix i, whose outputs begin at column `first`. */
 static void run_rows(const paged__product *p, int32_t i, int32_t first, int32_t begin, int32_t end) {
     const bool gated = p->epilogue == PAGED__SWIGLU || p->epilogue == PAGED__GEGLU;
     for (int32_t r = begin; r < end; r++) {
         for (int32_t t = 0; t < p->x->n_rows; t++) {
-            float sum = dot(p->w[i], r, p->x, t);
-            if (gated) sum = paged__gate(p->epilogue, sum, dot(p->w[1], r, p->x, t));
+            float sum = output(p, i, r, t);
+            if (gated) sum = paged__gate(p->epilogue, sum, output(p, 1, r, t));
             if (p->epilogue == PAGED__ADD) sum += p->residual[t * p->residual_stride + r];
             p->y[t * p->y_stride + first + r] = sum;
         }
@@ -146,6 +150,9 @@ void paged__product_run(const paged__product *p, int32_t ith, int32_t nth) {
                              .epilogue = p->epilogue,
                              .residual = p->residual,
                              .residual_stride = p->residual_stride};
-    for (int32_t i = 0; i < p->n_w; i++) job.w[i] = &p->w[i]->matrix;
+    for (int32_t i = 0; i < p->n_w; i++) {
+        job.w[i] = &p->w[i]->matrix;
+        job.bias[i] = p->bias[i];
+    }
     paged__linear_run(&job, ith, nth);
 }

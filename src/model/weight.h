@@ -55,6 +55,7 @@ void paged__input_set(const paged__input *in, int32_t row, const float *x, const
 /* Up to four matrices with one input, outputs side by side; or gate and up of a gated unit. */
 typedef struct paged__product {
     const paged__weight *w[4]; /* [n_w] all of one form */
+    const float *bias[4];      /* each [w->n_rows] or NULL */
     int32_t n_w;
     const paged__input *x;
     float *y;         /* [x->n_rows, sum of n_rows], gated [x->n_rows, n_rows] */

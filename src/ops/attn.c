@@ -125,19 +125,21 @@ static paged_status take_memory(paged_attn *attn, paged_error *err) {
     size_t n_cascade = (size_t)attn->n_splits_max * (size_t)c->n_heads * (size_t)c->max_shared_q *
                        (size_t)attn->state_floats;
     if (n_threads > 1 && attn->n_splits_cut > 1)
-        n_workspace = (n_threads - 1) * (size_t)attn->n_splits_cut * (size_t)attn->rows_cut *
-                      (size_t)attn->state_floats;
+        n_workspace = (n_threads - 1) * (size_t)attn->n_splits_cut * (size_t)c->n_kv_heads *
+                      (size_t)attn->rows_cut * (size_t)attn->state_floats;
 
     attn->entries = paged__alloc((size_t)attn->n_entries_max, sizeof *attn->entries);
     attn->scratch = paged__calloc(n_threads, sizeof *attn->scratch);
     attn->scratch_memory = paged__calloc(n_threads * n_scratch, sizeof(float));
     attn->rows_memory = paged__calloc(n_threads * rows, 3 * sizeof(int32_t));
     attn->seen_memory = paged__calloc(n_threads * rows, sizeof(paged__range));
+    attn->tiles_memory = paged__calloc(n_threads * (size_t)attn->heads_max, sizeof(paged__head_tiles));
     attn->workspace = paged__alloc(n_workspace, sizeof(float));
     attn->cascade = paged__alloc(n_cascade, sizeof(float));
     if (c->alibi) attn->slopes_log2 = paged__alloc((size_t)c->n_heads, sizeof(float));
     if (!attn->entries || !attn->scratch || !attn->scratch_memory || !attn->rows_memory ||
-        !attn->seen_memory || !attn->workspace || !attn->cascade || (c->alibi && !attn->slopes_log2))
+        !attn->seen_memory || !attn->tiles_memory || !attn->workspace || !attn->cascade ||
+        (c->alibi && !attn->slopes_log2))
         return paged__fail(err, PAGED_ERR_NO_MEMORY,
                            "attention needs %zu bytes for %zu threads, %d keys and %d queries that share",
                            (n_threads * n_scratch + n_workspace + n_cascade) * sizeof(float), n_threads,
@@ -148,6 +150,7 @@ static paged_status take_memory(paged_attn *attn, paged_error *err) {
         attn->scratch[i].first_key = attn->rows_memory + (i * 3 + 1) * rows;
         attn->scratch[i].position = attn->rows_memory + (i * 3 + 2) * rows;
         attn->scratch[i].seen = attn->seen_memory + i * rows;
+        attn->scratch[i].tiles = attn->tiles_memory + i * (size_t)attn->heads_max;
     }
     return PAGED_OK;
 }
@@ -162,9 +165,12 @@ static void derive(paged_attn *attn) {
     attn->scale_log2 = (float)(c->scale * LOG2_E);
     attn->softcap_log2 = (float)(c->softcap * LOG2_E);
     attn->group = c->n_heads / c->n_kv_heads;
-    attn->q_tile = PAGED_MIN(PAGED_MAX(PAGED__UNIT_ROWS / attn->group, 1), c->max_q);
-    attn->rows_max = attn->q_tile * attn->group;
-    attn->rows_cut = PAGED_MIN(PAGED_MAX(PAGED__CUT_ROWS, attn->group), attn->rows_max);
+    int32_t most = PAGED_MAX(PAGED__UNIT_ROWS / attn->group, 1); /* queries, of one head or of several */
+    attn->q_tile = PAGED_MIN(most, c->max_q);
+    attn->heads_max = PAGED_MIN(most, c->n_kv_heads);
+    attn->rows_max = (int32_t)PAGED_MIN(most, (int64_t)c->max_q * c->n_kv_heads) * attn->group;
+    attn->rows_cut =
+        PAGED_MIN(PAGED_MAX(PAGED__CUT_ROWS / c->n_kv_heads, attn->group), attn->q_tile * attn->group);
     attn->n_splits_max = (c->max_k + PAGED_ATTN_SPLIT - 1) / PAGED_ATTN_SPLIT;
     attn->n_splits_cut = attn->n_splits_max;
     if (c->window) /* the keys of PAGED__CUT_ROWS queries, wherever they begin in a split */
@@ -203,6 +209,7 @@ paged_status paged_attn_create(const paged_attn_config *config, paged_attn **out
 void paged_attn_free(paged_attn *attn) {
     if (!attn) return;
     paged__free(attn->workspace);
+    paged__free(attn->tiles_memory);
     paged__free(attn->seen_memory);
     paged__free(attn->rows_memory);
     paged__free(attn->slopes_log2);
@@ -342,7 +349,7 @@ static void add_entry(paged_attn *attn, paged__entry entry) {
     entry.split_first = first / PAGED_ATTN_SPLIT;
     entry.n_splits =
         PAGED_MAX((entry.n_keys + PAGED_ATTN_SPLIT - 1) / PAGED_ATTN_SPLIT - entry.split_first, 1);
-    /* Time goes with rows * steps, and each step and unit has its own price, as much as some rows. */
+    /* Time goes with rows * steps, and each step and entry has its own price, as much as some rows. */
     int64_t n_steps = (entry.n_keys + PAGED_ATTN_STEP - 1) / PAGED_ATTN_STEP - first / PAGED_ATTN_STEP;
     entry.cost = (PAGED_MAX(n_steps, 0) + 1) * (entry.n_rows + 8);
     entry.cost_before = attn->cost;

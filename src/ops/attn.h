@@ -1,23 +1,26 @@
 /* ops/attn.h: the attention object, shared by attn.c (create, plan), attn_cut.c (which thread does
  * what), attn_run.c and tiles.c.
  *
- * Work is a line of units. A unit is one KV head of a few query rows of one sequence: all query heads of
- * the group times up to `q_tile` queries. Its tokens are walked split by split. An entry is a row of
- * n_kv_heads units that differ in the head only.
+ * Work is a line of entries: a few query rows of one sequence, up to `q_tile` queries with all query heads
+ * of a group, for every KV head. Their tokens are walked split by split. An item is what can be given to a
+ * thread: all splits of a KV head, or, in entries of few rows (decode), which may be cut, one split of one.
  *
- *     entry 0: seq 0, queries 0…20   entry 1: seq 0, queries 21…41   entry 2: seq 1, one query
- *     |h0 s0 s1|h1 s0 s1|h2 s0 s1|   |h0 s0 s1 s2|h1 s0 s1 s2|…      |h0 s0 s1 s2 s3|h1 …
- *     thread 0 ──────────────────────────────────┘└── thread 1 ──────────────┘└ …
+ *     entry 0: seq 0, queries 0…20   entry 1: seq 1, one query             entry 2: …
+ *     |h0 s0…s1|h1 s0…s1|h2 s0…s1|   |s0 h0|s0 h1|s0 h2|s1 h0|s1 h1|s1 h2|
+ *     thread 0 ─────────────────────────────────────────┘└── thread 1 ──── …
+ *
+ * In one layer of a block the keys of all KV heads lie side by side, and memory is read fastest in long runs:
+ * so where rows are few, a thread takes as many heads as it has room for along, step by step.
  *
  * Thread ith of nth takes the part of the line between the cuts ith and ith + 1, which have nearly equal
- * cost between them. A unit of few rows (decode) may be cut between two splits. Then its splits go to the
- * workspace, one state each, and paged_attn_merge folds them; an uncut unit folds them as it goes. Both
- * fold in ascending order with the same function, so where the cuts lie changes no bit.
+ * cost between them. When a cut goes between the splits of an entry, all its splits go to the workspace, one
+ * state each, and paged_attn_merge folds them; otherwise they are folded as they come. Both fold in ascending
+ * order with the same function, so where the cuts lie changes no bit.
  *
  * With a window, the splits of an entry begin with the one that holds the first key it sees.
  *
  * A cascade is a few sequences whose first splits lie in the same blocks. Its queries, which are neighbours
- * in the batch, make prefix entries, whose units see just those splits, and after them the entries of each
+ * in the batch, make prefix entries, which see just those splits, and after them the entries of each
  * sequence, which begin behind. The states of all splits of its rows go to `cascade`, where paged_attn_merge
  * finds them side by side and folds them, as it would have been without.
  *
@@ -31,35 +34,40 @@
 #include "ops/tables.h"
 
 enum {
-    PAGED__UNIT_ROWS = 96,  /* rows that a unit of a long prefill aims at */
-    PAGED__CUT_ROWS = 16,   /* units of up to so many rows, or of one query, may be cut */
-    PAGED__WIDEN_ROWS = 12, /* units of more rows use f32 tiles where the kernels convert */
+    PAGED__UNIT_ROWS = 96,  /* rows that a thread aims to have at work, of one KV head or of several */
+    PAGED__CUT_ROWS = 64,   /* entries of up to so many rows of all heads, or of one query, may be cut */
+    PAGED__WIDEN_ROWS = 12, /* KV heads of more rows use f32 tiles where the kernels convert */
     PAGED__STATE_TAIL = 16  /* floats behind o in a state: m, l, padding */
 };
 
 typedef struct paged__entry {
-    int64_t cost_before;  /* of all units before this entry */
-    int64_t cost;         /* of one unit */
+    int64_t cost_before;  /* of all entries before this one */
+    int64_t cost;         /* of one KV head */
     int32_t seq, q_first; /* q_first: row of the first query in the batch; seq: whose table it is */
-    int32_t n_rows;       /* queries * group */
+    int32_t n_rows;       /* queries * group, of each KV head */
     int32_t n_keys;       /* keys before this one are seen by the last row */
     int32_t first_keys;   /* the same of the first query, before clamping at 0 */
     int32_t split_first;  /* splits split_first … split_first + n_splits - 1 */
-    int32_t n_splits;     /* at least 1, so that a unit without keys is still visited */
+    int32_t n_splits;     /* at least 1, so that one without keys is still visited */
     int32_t shared_q;     /* cascade: number of its first query among those of all cascades; else -1 */
     bool is_prefix;       /* cascade: the common splits of several sequences, seen by all rows */
 } paged__entry;
 
-/* A place on the line: before split `split` of unit `unit` (entry * n_kv_heads + head). */
+/* A place on the line: before an item of an entry. Item: the KV head, or split * n_kv_heads + KV head, with
+ * splits counted from split_first. */
 typedef struct paged__cut {
-    int64_t unit;
-    int32_t split;
+    int32_t entry, item;
 } paged__cut;
+
+/* Where K and V of a head lie, of the step at hand. */
+typedef struct paged__head_tiles {
+    paged__tiles k, v;
+} paged__head_tiles;
 
 /* Of one thread. */
 typedef struct paged__scratch {
     uint8_t *q, *p;     /* [rows_max] rows of the kernels' own form (ops.h), of q_stride and p_stride bytes */
-    float *s;           /* [rows_max, 64] scores */
+    float *s;           /* [rows_max, 64] scores, of one head */
     float *l;           /* [rows_max, 16] lanes of the denominator */
     float *acc, *cur;   /* [rows_max] states: of all splits so far; of the split at hand */
     float *k_tiles;     /* [4, head_dim_k + 1, 16] a step packed or widened (tiles.c), of any type */
@@ -69,6 +77,7 @@ typedef struct paged__scratch {
     int32_t *first_key; /* [rows_max] */
     int32_t *position;  /* [rows_max] of the query of each row; of use with ALiBi only */
     paged__range *seen; /* [rows_max] of the step at hand */
+    paged__head_tiles *tiles; /* [heads_max] likewise */
 } paged__scratch;
 
 struct paged_attn {
@@ -80,11 +89,12 @@ struct paged_attn {
     float softcap_log2;       /* softcap * log2(e); 0: off */
     float *slopes_log2;       /* [n_heads] ALiBi slopes * log2(e); NULL: off */
     int32_t group;            /* query heads of a KV head */
-    int32_t q_tile;           /* queries of a unit, at most */
-    int32_t rows_max;         /* rows of a unit, at most */
-    int32_t rows_cut;         /* rows of a unit that may be cut, at most */
+    int32_t q_tile;           /* queries of an entry, at most */
+    int32_t heads_max;        /* KV heads that a thread has at work, at most */
+    int32_t rows_max;         /* their rows, at most */
+    int32_t rows_cut;         /* rows of a KV head in an entry with items of a split, at most */
     int32_t n_splits_max;
-    int32_t n_splits_cut; /* of a unit that may be cut, at most */
+    int32_t n_splits_cut; /* of such an entry, at most */
     int64_t state_floats; /* head_dim_v rounded up to 16, and PAGED__STATE_TAIL */
     int64_t q_stride, p_stride;
 
@@ -101,12 +111,19 @@ struct paged_attn {
     float *scratch_memory;   /* what the arrays of scratch are cut from */
     int32_t *rows_memory;
     paged__range *seen_memory;
-    float *workspace; /* [n_threads_max - 1 cuts, n_splits_cut, rows_cut] states of units that are cut */
-    float *cascade;   /* [n_splits_max, n_kv_heads, max_shared_q, group] states of rows of cascades */
+    paged__head_tiles *tiles_memory;
+    /* [n_threads_max - 1 cuts, n_splits_cut, n_kv_heads, rows_cut] states of entries that are cut */
+    float *workspace;
+    float *cascade; /* [n_splits_max, n_kv_heads, max_shared_q, group] states of rows of cascades */
 };
 
+/* Whether the items of the entry are splits of a head. */
 static inline bool paged__entry_can_cut(const paged_attn *attn, const paged__entry *entry) {
     return entry->n_splits > 1 && (entry->shared_q >= 0 || entry->n_rows <= attn->rows_cut);
+}
+
+static inline int32_t paged__entry_items(const paged_attn *attn, const paged__entry *entry) {
+    return attn->config.n_kv_heads * (paged__entry_can_cut(attn, entry) ? entry->n_splits : 1);
 }
 
 /* Row r of the entry sees the keys paged__row_first … paged__row_keys - 1. */
@@ -123,14 +140,15 @@ static inline int32_t paged__row_first(const paged_attn *attn, const paged__entr
 /* Cut b of nth: 0 is the begin of the line, nth its end. A function of the plan, b and nth alone. */
 paged__cut paged__cut_at(const paged_attn *attn, int32_t b, int32_t nth);
 
-/* States of a split, counted from split_first, in the workspace of the unit that cut b is the first to go
- * through. */
-static inline float *paged__workspace(const paged_attn *attn, int32_t b, int32_t split) {
-    int64_t index = ((int64_t)(b - 1) * attn->n_splits_cut + split) * attn->rows_cut;
+/* States of a split, counted from split_first, and head, in the workspace of the entry that cut b is the
+ * first to go through. */
+static inline float *paged__workspace(const paged_attn *attn, int32_t b, int32_t split, int32_t head) {
+    int64_t index = (int64_t)(b - 1) * attn->n_splits_cut + split;
+    index = (index * attn->config.n_kv_heads + head) * attn->rows_cut;
     return attn->workspace + index * attn->state_floats;
 }
 
-/* States of a split, counted from 0, of the rows of a unit of a cascade. */
+/* States of a split, counted from 0, and head, of the rows of an entry of a cascade. */
 static inline float *paged__cascade(const paged_attn *attn, const paged__entry *entry, int32_t head,
                                     int32_t split) {
     int64_t index = (int64_t)split * attn->config.n_kv_heads + head;

@@ -6,13 +6,13 @@
 
 #define LOG2_E 1.44269504088896340736
 
-/* One unit at work. */
+/* Some KV heads of an entry, at work. Row r of head h is row h * n_rows + r of the scratch, with h counted
+ * from `head`. */
 typedef struct unit {
     const paged_attn *attn;
     const paged_kv *kv;
     const paged__entry *entry;
-    paged__table table; /* of the sequence and head */
-    int32_t head;       /* KV head */
+    int32_t head, n_heads;
 } unit;
 
 static int64_t o_floats(const paged_attn *attn) {
@@ -23,13 +23,6 @@ static float *state_m(const paged_attn *attn, float *state) {
 }
 static float *state_l(const paged_attn *attn, float *state) {
     return state + o_floats(attn) + 1;
-}
-
-static unit unit_at(const paged_attn *attn, const paged_kv *kv, int64_t index) {
-    unit u = {.attn = attn, .kv = kv, .entry = &attn->entries[index / attn->config.n_kv_heads]};
-    u.head = (int32_t)(index % attn->config.n_kv_heads);
-    if (kv) u.table = paged__table_of(kv, &attn->tables, u.entry->seq, u.head);
-    return u;
 }
 
 /* ---- the end of a row ---- */
@@ -49,14 +42,14 @@ static double add_log2(double a, double b) {
     return high + log2(exp2(a - high) + exp2(b - high));
 }
 
-/* Writes out and lse of row r of the unit. A sink is one more score, without a value. */
-static void finish_row(const unit *u, int32_t r, float *state, const paged_attn_io *io) {
-    const paged_attn *attn = u->attn;
+/* Writes out and lse of row r of a KV head. A sink is one more score, without a value. */
+static void finish_row(const paged_attn *attn, const paged__entry *entry, int32_t kv_head, int32_t r,
+                       float *state, const paged_attn_io *io) {
     int32_t n_heads = attn->config.n_heads, dv = attn->config.head_dim_v;
-    int64_t q = u->entry->q_first + r / attn->group, head = u->head * attn->group + r % attn->group;
+    int64_t q = entry->q_first + r / attn->group, head = kv_head * attn->group + r % attn->group;
     int64_t stride = io->out_stride ? io->out_stride : (int64_t)n_heads * dv;
     float *out = io->out + q * stride + head * dv;
-    float l = paged__row_keys(attn, u->entry, r) > 0 ? *state_l(attn, state) : 0;
+    float l = paged__row_keys(attn, entry, r) > 0 ? *state_l(attn, state) : 0;
     double m = *state_m(attn, state), sink = io->sinks ? io->sinks[head] * LOG2_E : -INFINITY;
     if (l != 0)
         attn->kernels->divide(out, state,
@@ -76,7 +69,7 @@ typedef struct split_run {
     const paged__type_kernels *tiles; /* of the cache's type, for packing and widening */
     const paged__type_kernels *kernels;
     bool pack, widen; /* bring tiles of the plain layout to packed ones, tiles to f32 */
-    paged__step step; /* rows of the whole unit; attend_step narrows it */
+    paged__step step; /* the rows of the first head; rows_of narrows it and goes to others */
 } split_run;
 
 static split_run split_run_of(const unit *u, const paged__scratch *scratch, float *states) {
@@ -99,71 +92,129 @@ static split_run split_run_of(const unit *u, const paged__scratch *scratch, floa
     return run;
 }
 
-/* Softcap, then ALiBi. */
-static void adjust_scores(const unit *u, const paged__scratch *scratch, paged__range rows, int32_t t0) {
+/* The rows of head h of the unit that see a token of the step. */
+static paged__step rows_of(const unit *u, const split_run *run, const paged__scratch *scratch, int32_t h,
+                           paged__range rows) {
+    paged__step step = run->step;
+    int64_t first = (int64_t)h * u->entry->n_rows + rows.first;
+    step.n_rows = rows.end - rows.first;
+    step.seen = scratch->seen + rows.first;
+    step.q += first * step.q_stride;
+    step.p += first * step.p_stride;
+    step.l += first * PAGED__L_LANES;
+    step.o += first * step.o_stride;
+    step.k = scratch->tiles[h].k;
+    step.v = scratch->tiles[h].v;
+    return step;
+}
+
+/* Softcap, then ALiBi, of the scores of a head. */
+static void adjust_scores(const unit *u, const paged__scratch *scratch, int32_t h, paged__range rows,
+                          int32_t t0) {
     const paged_attn *attn = u->attn;
+    if (attn->softcap_log2 == 0 && !attn->slopes_log2) return;
     for (int32_t r = rows.first; r < rows.end; r++) {
-        float *s = scratch->s + r * PAGED_ATTN_STEP;
+        float *s = scratch->s + (r - rows.first) * PAGED_ATTN_STEP;
         if (attn->softcap_log2 != 0) attn->softcap(s, attn->softcap_log2);
         if (attn->slopes_log2)
-            attn->alibi(s, attn->slopes_log2[u->head * attn->group + r % attn->group],
+            attn->alibi(s, attn->slopes_log2[(u->head + h) * attn->group + r % attn->group],
                         t0 - scratch->position[r]);
     }
 }
 
-/* Rows of the unit, which all see a token of the step at t0, against these tokens. */
+static void weigh(const unit *u, const split_run *run, const paged__scratch *scratch, const paged__step *step,
+                  int32_t h, paged__range rows, int32_t t0) {
+    run->kernels->qk(step);
+    adjust_scores(u, scratch, h, rows, t0);
+    run->kernels->softmax(step);
+}
+
+static paged__attn_step step_at(const unit *u, const paged__table *table, int32_t head, int32_t t0,
+                                int32_t first) {
+    return (paged__attn_step){.kv = u->kv,
+                              .table = table,
+                              .head = head,
+                              .t0 = t0,
+                              .n_tokens = PAGED_MIN(u->entry->n_keys - t0, PAGED_ATTN_STEP),
+                              .n_before = PAGED_MAX(first - t0, 0)};
+}
+
+/* A step of which K and V have to be brought into another form: head by head, since there is room for one. */
+static void attend_brought(const unit *u, const split_run *run, const paged__scratch *scratch, int32_t t0,
+                           int32_t first, paged__range rows) {
+    const paged_tables *tables = &u->attn->tables;
+    int32_t seq = u->entry->seq, t1 = t0 + PAGED_ATTN_STEP;
+    for (int32_t h = 0; h < u->n_heads; h++) {
+        int32_t head = u->head + h, next_head = h + 1 < u->n_heads ? head + 1 : u->head;
+        paged__table table = paged__table_of(u->kv, tables, seq, head),
+                     next_table = paged__table_of(u->kv, tables, seq, next_head);
+        paged__attn_step at = step_at(u, &table, head, t0, first), next;
+        bool ends = next_head == u->head && t1 >= u->entry->n_keys;
+        if (next_head > head)
+            next = step_at(u, &next_table, next_head, t0, first);
+        else if (!ends)
+            next = step_at(u, &next_table, next_head, t1, 0); /* what rows see here reaches beyond the step */
+        paged__tiles *k = &scratch->tiles[h].k, *v = &scratch->tiles[h].v;
+        if (run->pack)
+            paged__tiles_pack(run->tiles, &at, ends ? NULL : &next, scratch, run->widen, k->at, v->at);
+        else
+            paged__tiles_widen(run->tiles, &at, scratch, k->at, v->at);
+        memcpy(k->next, k->at, sizeof k->next);
+        memcpy(v->next, v->at, sizeof v->next);
+        paged__step step = rows_of(u, run, scratch, h, rows);
+        weigh(u, run, scratch, &step, h, rows, t0);
+        run->kernels->pv(&step);
+    }
+}
+
+/* Where the tiles of head h of the unit lie. */
+static void find_tiles(const unit *u, int32_t h, int32_t t0, int32_t first, paged__tiles *k,
+                       paged__tiles *v) {
+    paged__table table = paged__table_of(u->kv, &u->attn->tables, u->entry->seq, u->head + h);
+    paged__attn_step step = step_at(u, &table, u->head + h, t0, first);
+    paged__tiles_find(&step, k->at, v->at);
+    if (u->kv->type == PAGED_TYPE_I8) paged__scales_find(&step, k->scale, v->scale);
+}
+
+static void set_next(paged__tiles *tiles, const paged__tiles *next) {
+    memcpy(tiles->next, next->at, sizeof tiles->next);
+    memcpy(tiles->next_scale, next->scale, sizeof tiles->next_scale);
+}
+
+/* The tiles of all heads: first K of one head after the other, then V, then K of the next step. */
+static void find_all(const unit *u, const paged__scratch *scratch, int32_t t0, int32_t first) {
+    paged__head_tiles *tiles = scratch->tiles, after = {0};
+    int32_t n = u->n_heads, t1 = t0 + PAGED_ATTN_STEP;
+    for (int32_t h = 0; h < n; h++) find_tiles(u, h, t0, first, &tiles[h].k, &tiles[h].v);
+    if (t1 < u->entry->n_keys)
+        find_tiles(u, 0, t1, 0, &after.k, &after.v); /* what the rows of this step see reaches beyond it */
+    else
+        after.k = tiles[n - 1].v;
+    for (int32_t h = 0; h < n; h++) {
+        set_next(&tiles[h].k, h + 1 < n ? &tiles[h + 1].k : &tiles[0].v);
+        set_next(&tiles[h].v, h + 1 < n ? &tiles[h + 1].v : &after.k);
+    }
+}
+
+/* The rows of all heads of the unit that see a token of the step at t0, against its tokens, of which the
+ * first that counts is `first`. */
 static void attend_step(const unit *u, const split_run *run, const paged__scratch *scratch, int32_t t0,
-                        paged__range rows) {
-    paged__step step = run->step;
+                        int32_t first, paged__range rows) {
     for (int32_t r = rows.first; r < rows.end; r++)
         scratch->seen[r] = (paged__range){PAGED_MAX(scratch->first_key[r] - t0, 0),
                                           PAGED_MIN(scratch->n_keys[r] - t0, PAGED_ATTN_STEP)};
-    step.n_rows = rows.end - rows.first;
-    step.seen = scratch->seen + rows.first;
-    step.q += rows.first * step.q_stride;
-    step.s += rows.first * PAGED_ATTN_STEP;
-    step.p += rows.first * step.p_stride;
-    step.l += rows.first * PAGED__L_LANES;
-    step.o += rows.first * step.o_stride;
-    run->kernels->qk(&step);
-    if (u->attn->softcap_log2 != 0 || u->attn->slopes_log2) adjust_scores(u, scratch, rows, t0);
-    run->kernels->softmax(&step);
-    run->kernels->pv(&step);
-}
-
-/* Tiles of the step at t0, of which the first token that counts is `first`, and where those of the step after
- * it lie. */
-static void step_tiles(const unit *u, split_run *run, const paged__scratch *scratch, int32_t t0,
-                       int32_t first) {
-    int32_t n_keys = u->entry->n_keys, t1 = t0 + PAGED_ATTN_STEP;
-    paged__attn_step at = {.kv = u->kv,
-                           .table = &u->table,
-                           .head = u->head,
-                           .t0 = t0,
-                           .n_tokens = PAGED_MIN(n_keys - t0, PAGED_ATTN_STEP),
-                           .n_before = PAGED_MAX(first - t0, 0)};
-    paged__tiles *k = &run->step.k, *v = &run->step.v;
-    paged__attn_step next = at;
-    next.t0 = t1;
-    next.n_tokens = PAGED_MIN(n_keys - t1, PAGED_ATTN_STEP);
-    next.n_before = 0; /* what the rows of this step see reaches beyond it */
-    if (run->pack)
-        paged__tiles_pack(run->tiles, &at, t1 < n_keys ? &next : NULL, scratch, run->widen, k->at, v->at);
-    else if (run->widen)
-        paged__tiles_widen(run->tiles, &at, scratch, k->at, v->at);
-    else
-        paged__tiles_find(&at, k->at, v->at);
-    if (u->kv->type == PAGED_TYPE_I8) {
-        paged__scales_find(&at, k->scale, v->scale);
-        memcpy(k->next_scale, k->scale, sizeof k->next_scale);
-        memcpy(v->next_scale, v->scale, sizeof v->next_scale);
+    if (run->pack || run->widen) {
+        attend_brought(u, run, scratch, t0, first, rows);
+        return;
     }
-    if (run->pack || run->widen || t1 >= n_keys) {
-        memcpy(k->next, k->at, sizeof k->next);
-        memcpy(v->next, v->at, sizeof v->next);
-    } else {
-        paged__tiles_find(&next, k->next, v->next);
-        if (u->kv->type == PAGED_TYPE_I8) paged__scales_find(&next, k->next_scale, v->next_scale);
+    find_all(u, scratch, t0, first);
+    for (int32_t h = 0; h < u->n_heads; h++) {
+        paged__step step = rows_of(u, run, scratch, h, rows);
+        weigh(u, run, scratch, &step, h, rows, t0);
+    }
+    for (int32_t h = 0; h < u->n_heads; h++) {
+        paged__step step = rows_of(u, run, scratch, h, rows);
+        run->kernels->pv(&step);
     }
 }
 
@@ -175,7 +226,7 @@ static float sum_lanes(const float *lanes) {
     return (y[0] + y[2]) + (y[1] + y[3]);
 }
 
-/* Rows of the unit that see a token of t0 … t1 - 1: neighbours, since what rows see ascends. */
+/* Rows of a head that see a token of t0 … t1 - 1: neighbours, since what rows see ascends. */
 static paged__range rows_between(const unit *u, const paged__scratch *scratch, int32_t t0, int32_t t1) {
     paged__range rows = {0, 0};
     while (rows.first < u->entry->n_rows && scratch->n_keys[rows.first] <= t0) rows.first++;
@@ -184,37 +235,49 @@ static paged__range rows_between(const unit *u, const paged__scratch *scratch, i
     return rows;
 }
 
-/* The states of all rows that see a token of this split, and which those are; others are left alone. */
-static paged__range attend_split(const unit *u, const paged__scratch *scratch, int32_t split, float *states) {
+static void begin_states(const unit *u, const paged__scratch *scratch, paged__range rows, float *states) {
     const paged_attn *attn = u->attn;
+    for (int32_t h = 0; h < u->n_heads; h++)
+        for (int32_t i = h * u->entry->n_rows + rows.first; i < h * u->entry->n_rows + rows.end; i++) {
+            memset(states + i * attn->state_floats, 0, (size_t)o_floats(attn) * sizeof(float));
+            memset(scratch->l + i * PAGED__L_LANES, 0, PAGED__L_LANES * sizeof(float));
+            *state_m(attn, states + i * attn->state_floats) = -INFINITY;
+        }
+}
+
+static void end_states(const unit *u, const paged__scratch *scratch, paged__range rows, float *states) {
+    const paged_attn *attn = u->attn;
+    for (int32_t h = 0; h < u->n_heads; h++)
+        for (int32_t i = h * u->entry->n_rows + rows.first; i < h * u->entry->n_rows + rows.end; i++)
+            *state_l(attn, states + i * attn->state_floats) = sum_lanes(scratch->l + i * PAGED__L_LANES);
+}
+
+/* The states of all rows that see a token of this split, and which of each head those are; others are left
+ * alone. */
+static paged__range attend_split(const unit *u, const paged__scratch *scratch, int32_t split, float *states) {
     int32_t begin = split * PAGED_ATTN_SPLIT;
     paged__range all = rows_between(u, scratch, begin, begin + PAGED_ATTN_SPLIT);
     if (all.first == all.end) return all;
-    for (int32_t r = all.first; r < all.end; r++) {
-        memset(states + r * attn->state_floats, 0, (size_t)o_floats(attn) * sizeof(float));
-        memset(scratch->l + r * PAGED__L_LANES, 0, PAGED__L_LANES * sizeof(float));
-        *state_m(attn, states + r * attn->state_floats) = -INFINITY;
-    }
+    begin_states(u, scratch, all, states);
     split_run run = split_run_of(u, scratch, states);
     int32_t first = PAGED_MAX(scratch->first_key[all.first], begin),
             end = PAGED_MIN(scratch->n_keys[all.end - 1], begin + PAGED_ATTN_SPLIT);
     for (int32_t t0 = first / PAGED_ATTN_STEP * PAGED_ATTN_STEP; t0 < end; t0 += PAGED_ATTN_STEP) {
         paged__range rows = rows_between(u, scratch, t0, t0 + PAGED_ATTN_STEP);
-        step_tiles(u, &run, scratch, t0, scratch->first_key[rows.first]);
-        attend_step(u, &run, scratch, t0, rows);
+        attend_step(u, &run, scratch, t0, scratch->first_key[rows.first], rows);
     }
-    for (int32_t r = all.first; r < all.end; r++)
-        *state_l(attn, states + r * attn->state_floats) = sum_lanes(scratch->l + r * PAGED__L_LANES);
+    end_states(u, scratch, all, states);
     return all;
 }
 
 /* ---- a unit ---- */
 
-static const float *q_row(const unit *u, const paged_attn_io *io, int32_t r) {
+static const float *q_row(const unit *u, const paged_attn_io *io, int32_t i) {
     const paged_attn_config *c = &u->attn->config;
     int64_t stride = io->q_stride ? io->q_stride : (int64_t)c->n_heads * c->head_dim_k;
-    int64_t head = u->head * u->attn->group + r % u->attn->group;
-    return io->q + (u->entry->q_first + r / u->attn->group) * stride + head * c->head_dim_k;
+    int32_t r = i % u->entry->n_rows, group = u->attn->group;
+    int64_t head = (u->head + i / u->entry->n_rows) * group + r % group;
+    return io->q + (u->entry->q_first + r / group) * stride + head * c->head_dim_k;
 }
 
 /* Position of query q, which belongs to sequence *seq or one behind it. */
@@ -223,17 +286,19 @@ static int32_t position_of(const paged_attn *attn, int32_t q, int32_t *seq) {
     return attn->tables.seqlens_k[*seq] - (attn->cu_seqlens_q[*seq + 1] - q);
 }
 
-/* Queries into rows [query, head of the group], scaled, so that exp2 of a score is exp of the scaled
- * product. */
+/* Queries into rows [KV head, query, head of the group], scaled, so that exp2 of a score is exp of the scaled
+ * product; and what each row sees, which is the same in all heads. */
 static void load_queries(const unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
     void (*load_q)(void *, const float *, float, int32_t) = attn->kernels->of[attn->config.type]->load_q;
-    int32_t dk = attn->config.head_dim_k, seq = u->entry->seq;
-    for (int32_t r = 0; r < u->entry->n_rows; r++) {
+    int32_t dk = attn->config.head_dim_k, seq = u->entry->seq, n = u->n_heads * u->entry->n_rows;
+    for (int32_t i = 0; i < n; i++) {
         /* Rows lie far apart, where no hardware prefetcher looks. */
-        const float *src = q_row(u, io, r), *ahead = q_row(u, io, PAGED_MIN(r + 8, u->entry->n_rows - 1));
+        const float *src = q_row(u, io, i), *ahead = q_row(u, io, PAGED_MIN(i + 8, n - 1));
         for (int32_t d = 0; d < dk; d += 16) __builtin_prefetch(ahead + d);
-        load_q(scratch->q + r * attn->q_stride, src, attn->scale_log2, dk);
+        load_q(scratch->q + i * attn->q_stride, src, attn->scale_log2, dk);
+    }
+    for (int32_t r = 0; r < u->entry->n_rows; r++) {
         scratch->n_keys[r] = paged__row_keys(attn, u->entry, r);
         scratch->first_key[r] = paged__row_first(attn, u->entry, r);
         if (attn->slopes_log2)
@@ -245,82 +310,117 @@ static void load_queries(const unit *u, const paged__scratch *scratch, const pag
 static void run_whole(const unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
     int64_t n = attn->state_floats;
-    int32_t first = u->entry->split_first;
+    int32_t first = u->entry->split_first, n_rows = u->entry->n_rows;
+    load_queries(u, scratch, io);
     attend_split(u, scratch, first, scratch->acc);
     for (int32_t split = first + 1; split < first + u->entry->n_splits; split++) {
         paged__range rows = attend_split(u, scratch, split, scratch->cur);
-        for (int32_t r = rows.first; r < rows.end; r++)
+        for (int32_t i = 0; i < u->n_heads * n_rows; i++) {
+            int32_t r = i % n_rows;
+            if (r < rows.first || r >= rows.end) continue;
             if (scratch->first_key[r] >= split * PAGED_ATTN_SPLIT) /* its window begins here */
-                memcpy(scratch->acc + r * n, scratch->cur + r * n, (size_t)n * sizeof(float));
+                memcpy(scratch->acc + i * n, scratch->cur + i * n, (size_t)n * sizeof(float));
             else
-                merge_state(attn, scratch->acc + r * n, scratch->cur + r * n);
+                merge_state(attn, scratch->acc + i * n, scratch->cur + i * n);
+        }
     }
-    for (int32_t r = 0; r < u->entry->n_rows; r++) finish_row(u, r, scratch->acc + r * n, io);
+    for (int32_t h = 0; h < u->n_heads; h++)
+        for (int32_t r = 0; r < n_rows; r++)
+            finish_row(attn, u->entry, u->head + h, r, scratch->acc + (h * n_rows + r) * n, io);
 }
 
-/* Splits from … until - 1 of the unit, counted from its first, to where the merge finds them. */
-static void run_part(const unit *u, const paged__scratch *scratch, int32_t from, int32_t until, int32_t cut) {
-    for (int32_t split = from; split < until; split++) {
-        int32_t absolute = u->entry->split_first + split;
-        float *states = u->entry->shared_q < 0 ? paged__workspace(u->attn, cut, split)
-                                               : paged__cascade(u->attn, u->entry, u->head, absolute);
-        attend_split(u, scratch, absolute, states);
+/* Where the merge finds the states of a split, counted from the entry's first, and a head. `cut` is the first
+ * to go through the entry, if it is not one of a cascade. */
+static float *states_at(const paged_attn *attn, const paged__entry *entry, int32_t cut, int32_t split,
+                        int32_t head) {
+    if (entry->shared_q < 0) return paged__workspace(attn, cut, split, head);
+    return paged__cascade(attn, entry, head, entry->split_first + split);
+}
+
+/* One split of the unit, to where the merge finds it. */
+static void run_split(const unit *u, const paged__scratch *scratch, int32_t split, int32_t cut,
+                      const paged_attn_io *io) {
+    const paged_attn *attn = u->attn;
+    int32_t n_rows = u->entry->n_rows;
+    int64_t n = n_rows * attn->state_floats;
+    load_queries(u, scratch, io);
+    attend_split(u, scratch, u->entry->split_first + split, scratch->cur);
+    for (int32_t h = 0; h < u->n_heads; h++)
+        memcpy(states_at(attn, u->entry, cut, split, u->head + h), scratch->cur + h * n,
+               (size_t)n * sizeof(float));
+}
+
+/* How many KV heads are taken along at once: more than one where they lie side by side. */
+static int32_t heads_at_once(const paged_attn *attn, const paged_kv *kv, const paged__entry *entry) {
+    if (kv->k_head_stride > kv->block_stride) return 1;
+    return PAGED_MIN(PAGED_MAX(PAGED__UNIT_ROWS / entry->n_rows, 1), attn->heads_max);
+}
+
+/* The items from … until - 1 of an entry. */
+static void run_items(paged_attn *attn, const paged_kv *kv, const paged__entry *entry, int32_t from,
+                      int32_t until, int32_t cut, const paged_attn_io *io, int32_t ith) {
+    int32_t n_heads = attn->config.n_kv_heads, most = heads_at_once(attn, kv, entry);
+    bool is_whole = from == 0 && until == paged__entry_items(attn, entry);
+    bool by_split = paged__entry_can_cut(attn, entry) && !(is_whole && entry->shared_q < 0);
+    if (!by_split) until = PAGED_MIN(until, n_heads);
+    unit u = {.attn = attn, .kv = kv, .entry = entry};
+    for (int32_t item = from; item < until; item += u.n_heads) {
+        u.head = item % n_heads;
+        u.n_heads = PAGED_MIN(PAGED_MIN(most, n_heads - u.head), until - item);
+        if (by_split || entry->shared_q >= 0)
+            run_split(&u, &attn->scratch[ith], item / n_heads, cut, io);
+        else
+            run_whole(&u, &attn->scratch[ith], io);
     }
 }
 
-/* The cut, at or before b, that is the first to go through the unit of cut b; cut b goes through its unit. */
-static int32_t first_cut_of_unit(const paged_attn *attn, int32_t b, int32_t nth) {
-    int64_t unit_index = paged__cut_at(attn, b, nth).unit;
+/* The cut, at or before b, that is the first to go through the entry of cut b; cut b goes through it. */
+static int32_t first_cut_of_entry(const paged_attn *attn, int32_t b, int32_t nth) {
+    int32_t entry = paged__cut_at(attn, b, nth).entry;
     for (; b > 1; b--) {
         paged__cut before = paged__cut_at(attn, b - 1, nth);
-        if (before.unit != unit_index || before.split == 0) break;
+        if (before.entry != entry || before.item == 0) break;
     }
     return b;
 }
 
 void paged_attn_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith, int32_t nth) {
     if (attn->n_entries == 0) return;
-    const paged__scratch *scratch = &attn->scratch[ith];
     paged__cut begin = paged__cut_at(attn, ith, nth), end = paged__cut_at(attn, ith + 1, nth);
 
-    for (int64_t index = begin.unit; index < end.unit + (end.split > 0); index++) {
-        unit u = unit_at(attn, kv, index);
-        int32_t from = index == begin.unit ? begin.split : 0,
-                until = index == end.unit ? end.split : u.entry->n_splits;
-        if (from == until) continue;
-        load_queries(&u, scratch, io);
-        if (u.entry->shared_q < 0 && from == 0 && until == u.entry->n_splits)
-            run_whole(&u, scratch, io);
-        else /* cut ith goes through the unit, or cut ith + 1 does, as its first, or it is one of a cascade */
-            run_part(&u, scratch, from, until, from > 0 ? first_cut_of_unit(attn, ith, nth) : ith + 1);
+    for (int32_t index = begin.entry; index < end.entry + (end.item > 0); index++) {
+        const paged__entry *entry = &attn->entries[index];
+        int32_t from = index == begin.entry ? begin.item : 0,
+                until = index == end.entry ? end.item : paged__entry_items(attn, entry);
+        /* Cut ith goes through the entry, or cut ith + 1 does, as its first, or neither. */
+        int32_t cut = from > 0 ? first_cut_of_entry(attn, ith, nth) : ith + 1;
+        if (from < until) run_items(attn, kv, entry, from, until, cut, io, ith);
     }
 }
 
 /* ---- merge ---- */
 
-/* Folds the states of all splits that row r sees. */
-static void merge_row(const unit *u, int32_t cut, int32_t r, float *acc, const paged_attn_io *io) {
-    const paged_attn *attn = u->attn;
-    const paged__entry *entry = u->entry;
+/* Folds the states of all splits that row r of a KV head sees. */
+static void merge_row(const paged_attn *attn, const paged__entry *entry, int32_t cut, int32_t head, int32_t r,
+                      float *acc, const paged_attn_io *io) {
     int32_t n_keys = paged__row_keys(attn, entry, r),
             first = paged__row_first(attn, entry, r) / PAGED_ATTN_SPLIT;
     for (int32_t split = first; split * PAGED_ATTN_SPLIT < n_keys; split++) {
-        float *states = entry->shared_q < 0 ? paged__workspace(attn, cut, split - entry->split_first)
-                                            : paged__cascade(attn, entry, u->head, split);
-        float *state = states + r * attn->state_floats;
+        float *state = states_at(attn, entry, cut, split - entry->split_first, head) + r * attn->state_floats;
         if (split == first)
             memcpy(acc, state, (size_t)attn->state_floats * sizeof(float));
         else
             merge_state(attn, acc, state);
     }
-    finish_row(u, r, acc, io);
+    finish_row(attn, entry, head, r, acc, io);
 }
 
-/* Rows of a unit; threads take the rows of all units in turn, of which n_before came before. */
-static void merge_unit(const unit *u, int32_t cut, int64_t n_before, const paged_attn_io *io, int32_t ith,
-                       int32_t nth) {
-    for (int32_t r = 0; r < u->entry->n_rows; r++)
-        if ((n_before + r) % nth == ith) merge_row(u, cut, r, u->attn->scratch[ith].acc, io);
+/* Rows of an entry; threads take the rows of all entries in turn, of which n_before came before. */
+static void merge_entry(const paged_attn *attn, const paged__entry *entry, int32_t cut, int64_t n_before,
+                        const paged_attn_io *io, int32_t ith, int32_t nth) {
+    for (int32_t head = 0; head < attn->config.n_kv_heads; head++)
+        for (int32_t r = 0; r < entry->n_rows; r++, n_before++)
+            if (n_before % nth == ith) merge_row(attn, entry, cut, head, r, attn->scratch[ith].acc, io);
 }
 
 void paged_attn_merge(paged_attn *attn, const paged_attn_io *io, int32_t ith, int32_t nth) {
@@ -328,16 +428,16 @@ void paged_attn_merge(paged_attn *attn, const paged_attn_io *io, int32_t ith, in
     int64_t n_rows = 0, n_heads = attn->config.n_kv_heads;
     for (int32_t b = 1; b < nth; b++) {
         paged__cut cut = paged__cut_at(attn, b, nth);
-        if (cut.split == 0 || first_cut_of_unit(attn, b, nth) != b) continue;
-        unit u = unit_at(attn, NULL, cut.unit);
-        if (u.entry->shared_q >= 0) continue;
-        merge_unit(&u, b, n_rows, io, ith, nth);
-        n_rows += u.entry->n_rows;
+        if (cut.item == 0 || first_cut_of_entry(attn, b, nth) != b) continue;
+        const paged__entry *entry = &attn->entries[cut.entry];
+        if (entry->shared_q >= 0 || !paged__entry_can_cut(attn, entry)) continue;
+        merge_entry(attn, entry, b, n_rows, io, ith, nth);
+        n_rows += entry->n_rows * n_heads;
     }
-    for (int64_t i = 0; attn->n_shared_q > 0 && i < attn->n_entries * n_heads; i++) {
-        unit u = unit_at(attn, NULL, i);
-        if (u.entry->shared_q < 0 || u.entry->is_prefix) continue;
-        merge_unit(&u, 0, n_rows, io, ith, nth);
-        n_rows += u.entry->n_rows;
+    for (int32_t i = 0; attn->n_shared_q > 0 && i < attn->n_entries; i++) {
+        const paged__entry *entry = &attn->entries[i];
+        if (entry->shared_q < 0 || entry->is_prefix) continue;
+        merge_entry(attn, entry, 0, n_rows, io, ith, nth);
+        n_rows += entry->n_rows * n_heads;
     }
 }

@@ -11,6 +11,10 @@ static const paged__linear_kernels_table *kernels(void) {
     const uint32_t flags = paged_cpu_flags();
     if (flags & PAGED_CPU_AVX512_VNNI) return &paged__linear_vnni;
     if (flags & PAGED_CPU_AVX2) return &paged__linear_avx2;
+#elif defined(__aarch64__)
+    const uint32_t flags = paged_cpu_flags();
+    if (flags & PAGED_CPU_NEON_DOT) return &paged__linear_neon_dot;
+    if (flags & PAGED_CPU_NEON) return &paged__linear_neon;
 #endif
     return &paged__linear_ref;
 }

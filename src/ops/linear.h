@@ -107,7 +107,7 @@ void paged__act_set(const paged__act *act, int32_t token, const float *x, const 
 /* The part of thread ith of nth: row tiles, so that bytes of weights are equal. Cannot fail. */
 void paged__linear_run(const paged__linear_job *job, int32_t ith, int32_t nth);
 
-/* "avx512_vnni", "avx2", "ref", "neon" */
+/* "avx512_vnni", "avx2", "neon_dot", "neon", "ref" */
 const char *paged__linear_kernels(void);
 
 #pragma GCC visibility pop

@@ -65,6 +65,8 @@ typedef struct paged__linear_kernels_table {
 extern const paged__linear_kernels_table paged__linear_ref;
 #if defined(__x86_64__)
 extern const paged__linear_kernels_table paged__linear_avx2, paged__linear_vnni;
+#elif defined(__aarch64__)
+extern const paged__linear_kernels_table paged__linear_neon, paged__linear_neon_dot;
 #endif
 
 /* ---- formats; `type` is a constant where kernels ask ---- */

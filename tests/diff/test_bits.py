@@ -56,6 +56,10 @@ TINY = [
     ("gqa-4-2-untied", gguf.GGMLQuantizationType.F16, "f32"),
     ("gqa-9-3-like-smollm2", gguf.GGMLQuantizationType.BF16, "bf16"),
     ("mqa-80-wide-head", gguf.GGMLQuantizationType.Q8_0, "f16"),
+    ("gemma3", None, "f16"),
+    ("phi3-window", gguf.GGMLQuantizationType.Q8_0, "f16"),
+    ("falcon-7b", gguf.GGMLQuantizationType.Q4_0, "f16"),
+    ("gpt2", gguf.GGMLQuantizationType.F16, "f32"),
 ]
 
 

@@ -135,7 +135,7 @@ static bool try_case(int32_t isa, shape s, uint64_t *rng) {
     if (s.layout == PAGED_LAYOUT_PACKED && s.block_size % PAGED_TILE) return false;
     if (s.layout == PAGED_LAYOUT_PLAIN && s.type == PAGED_TYPE_I8) return false;
     /* The reference is slow, above all in f16, so it gets smaller prefills. */
-    run_case(s, is_emulated() ? 100000 : isa == 0 ? 400000 : 4000000, rng);
+    run_case(s, is_slow() ? 100000 : isa == 0 ? 400000 : 4000000, rng);
     return true;
 }
 
@@ -177,10 +177,10 @@ static void grid_of(int32_t isa, int32_t n_cases) {
         printf("%s: not on this machine\n", isa_names[isa]);
         return;
     }
-    if (test_long && !is_emulated())
+    if (test_long && !is_slow())
         every_shape(isa);
     else
-        sample(isa, is_emulated() ? n_cases / 5 : n_cases);
+        sample(isa, is_slow() ? n_cases / 5 : n_cases);
 }
 
 static void grid_ref(void) {
@@ -207,7 +207,7 @@ static void odd_head_dims(void) {
     for (int32_t isa = 0; isa < N_ISAS; isa++) {
         uint64_t rng = test_seed + (uint64_t)isa;
         if (!isa_use(isa)) continue;
-        for (int32_t dim = 1; dim <= 40; dim += isa == 0 ? 13 : is_emulated() ? 5 : 1)
+        for (int32_t dim = 1; dim <= 40; dim += isa == 0 ? 13 : is_slow() ? 5 : 1)
             for (int32_t type = 0; type < 4; type++) {
                 shape s = {.type = (paged_type)type,
                            .n_heads = 6,
@@ -239,7 +239,7 @@ static void many_splits(void) {
                    .n_kv_heads = 2,
                    .dk = 64,
                    .dv = 64};
-        const int32_t n_keys[] = {is_emulated() ? 1100 : 9000, 515, is_emulated() ? 1030 : 4100},
+        const int32_t n_keys[] = {is_slow() ? 1100 : 9000, 515, is_slow() ? 1030 : 4100},
                       n_queries[] = {1, 5, 8};
         world w = world_make(s, 3, n_keys, n_queries, FILL_UNIFORM, &rng);
         place p = place_make(&w, s.layout, s.block_size, false, false, false, &rng);
@@ -270,7 +270,7 @@ static void chunks_of_a_prefill(void) {
                        .n_kv_heads = 3,
                        .dk = 64,
                        .dv = 64};
-            const int32_t n = is_emulated() ? 140 : 1100;
+            const int32_t n = is_slow() ? 140 : 1100;
             world w = world_make(s, 1, &n, &n, FILL_UNIFORM, &rng);
             place p = place_make(&w, s.layout, s.block_size, false, false, false, &rng);
             result want = run_all(&w, &p, 2);

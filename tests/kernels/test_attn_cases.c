@@ -32,7 +32,7 @@ static void check_world(shape s, int32_t n_seqs, const int32_t *n_keys, const in
 
 #define EACH_ISA(isa)                                                                                        \
     for (int32_t isa = 0; isa < N_ISAS; isa++)                                                               \
-        if (isa_use(isa) && !(isa == 0 && is_emulated())) /* plain C is the same everywhere */
+        if (isa_use(isa) && !(isa == 0 && is_slow())) /* plain C is the same everywhere */
 #define EACH_TYPE(type) for (int32_t type = 0; type < 4; type++)
 
 /* D10: NaN, then Inf, in every slot that is not written. */
@@ -40,7 +40,7 @@ static void unused_tail(void) {
     EACH_ISA(isa)
     EACH_TYPE(type)
     for (int32_t infinite = 0; infinite < 2; infinite++)
-        for (int32_t b = 16; b <= (is_emulated() ? 16 : 64); b *= 2) {
+        for (int32_t b = 16; b <= (is_slow() ? 16 : 64); b *= 2) {
             const int32_t n_keys[] = {1, b - 1, b, b + 1, 3 * b + 5}, decode[] = {1, 1, 1, 1, 1};
             shape s = plain_shape((paged_type)type, 6, 2, 64, b);
             check_world(s, 5, n_keys, decode, FILL_UNIFORM, infinite);
@@ -100,7 +100,7 @@ static void later_keys_never_leak(void) {
         world w = world_make(s, 1, &n, &n, FILL_UNIFORM, &rng);
         place clean = place_make(&w, s.layout, 16, true, false, false, &rng);
         result want = run_all(&w, &clean, 1);
-        for (int32_t bad = 1; bad < n; bad += isa == 0 || is_emulated() ? 67 : 13)
+        for (int32_t bad = 1; bad < n; bad += isa == 0 || is_slow() ? 67 : 13)
             check_bad_key(&w, &want, bad, bad % 2 == 0);
         result_free(&want);
         place_free(&clean);

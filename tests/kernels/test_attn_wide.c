@@ -48,9 +48,7 @@ static void every_head_ratio(void) {
         uint64_t rng = test_seed;
         for (int32_t n = 1; n <= 128; n++)
             for (int32_t n_kv = 1; n_kv <= n; n_kv++)
-                if (n % n_kv == 0 && (test_long || draw(&rng, is_emulated() ? 100
-                                                              : n_kv == 1   ? 1
-                                                                            : 4) == 0)) {
+                if (n % n_kv == 0 && (test_long || draw(&rng, is_slow() ? 150 : n_kv == 1 ? 1 : 4) == 0)) {
                     int32_t layout = draw(&rng, 2);
                     check_shape(shape_of(draw_type(&rng, layout), layout, n, n_kv, 16, 16), 21,
                                 1 + draw(&rng, 3), &rng);
@@ -63,7 +61,7 @@ static void every_block_size(void) {
     static const int32_t dims[] = {64, 80, 96, 112, 128, 192, 256};
     EACH_ISA(isa) {
         uint64_t rng = test_seed;
-        int32_t step = test_long ? 1 : is_emulated() ? 300 : isa == 0 ? 41 : 11;
+        int32_t step = test_long ? 1 : is_slow() ? 300 : isa == 0 ? 41 : 11;
         for (int32_t b = 1 + draw(&rng, step); b <= 1024; b += step) {
             int32_t layout = b % PAGED_TILE == 0 && draw(&rng, 2);
             shape s = shape_of(draw_type(&rng, layout), layout, 2, 1, dims[draw(&rng, 7)], b);

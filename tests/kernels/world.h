@@ -70,9 +70,9 @@ typedef struct result {
     float *out, *lse; /* [n_q, n_heads, dv], [n_q, n_heads] */
 } result;
 
-/* Emulated floating point takes tens of times as long, so less is tested; run-tests sets this. */
-static inline bool is_emulated(void) {
-    return getenv("PAGED_TESTS_EMULATED") != NULL;
+/* Emulated processors and TSan take tens of times as long, so less is tested; run-tests sets this. */
+static inline bool is_slow(void) {
+    return getenv("PAGED_TESTS_SLOW") != NULL;
 }
 
 static inline int32_t draw(uint64_t *rng, int32_t n) {
@@ -668,7 +668,7 @@ static inline void check_row(const world *w, const result *r, int32_t seq, int32
 
 static inline void check_all(const world *w, const result *r) {
     for (int32_t seq = 0; seq < w->n_seqs; seq++)
-        for (int32_t i = 0; i < w->n_queries[seq]; i += is_emulated() ? 13 : 1)
+        for (int32_t i = 0; i < w->n_queries[seq]; i += is_slow() ? 13 : 1)
             for (int32_t head = 0; head < w->s.n_heads; head++) check_row(w, r, seq, i, head);
 }
 

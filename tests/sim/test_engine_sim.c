@@ -85,7 +85,7 @@ static void check_shared(const fake *f, const paged_batch *b) {
 
 static paged_status fake_step(void *self, const paged__step *step, const float **logits, paged_error *err) {
     fake *f = self;
-    const paged_batch *b = &step->batch;
+    const paged_batch *b = &step->batch[0];
     int32_t n_out = 0;
     f->now_ns += 1000000;
     if (f->fails) return paged__fail(err, PAGED_ERR_IO, "the device is gone");
@@ -94,7 +94,7 @@ static paged_status fake_step(void *self, const paged__step *step, const float *
             const int32_t pos = step->positions[i];
             const uint64_t before = pos ? read_token(&f->kv, &b->tables, s, pos - 1) : 0,
                            hash = next_hash(before, step->tokens[i], pos);
-            memcpy(at_slot(&f->kv, step->slots[i]), &hash, sizeof hash);
+            memcpy(at_slot(&f->kv, step->slots[0][i]), &hash, sizeof hash);
             if (n_out == step->n_outputs || step->outputs[n_out] != i) continue;
             uint64_t sum = 0;
             for (int32_t p = 0; p <= pos; p++) sum = fold(sum, read_token(&f->kv, &b->tables, s, p));

@@ -326,6 +326,64 @@ static void more_than_the_pool_holds(void) {
     paged_model_free(m);
 }
 
+/* Without paging a request holds room for the whole context, so that fewer run at once in the same pool; the
+ * answers have the same bits, nobody is preempted, and a fork is a copy. */
+static void contiguous_is_the_same_with_fewer_at_once(void) {
+    enum { CTX = 128, N = 10 };
+    paged_model *m = load();
+    static int32_t tokens[N][60];
+    static float want[N][40];
+    int32_t most_running[2] = {0};
+    for (int i = 0; i < N; i++) {
+        fill_prompt(tokens[i], 60, 40 + (uint64_t)(i / 2)); /* pairs of equal prompts */
+        alone(m, tokens[i], 20 + 4 * i, 40, want[i]);
+    }
+    for (int contiguous = 0; contiguous < 2; contiguous++) {
+        paged_engine_config c = {.n_ctx = CTX, .max_running = N, .pool_bytes = pool_of(m, 3 * CTX / 16)};
+        c.contiguous = contiguous;
+        paged_engine *e = make(m, c);
+        uint64_t ids[N], choices;
+        paged_request q;
+        paged_engine_stats stats;
+        paged_cache_stats cache;
+        for (int i = 0; i < N; i++) ids[i] = submit(e, tokens[i], 20 + 4 * i, 40);
+        while (step(e)) most_running[contiguous] = PAGED_MAX(most_running[contiguous], e->n_running);
+        for (int i = 0; i < N; i++) {
+            paged_output o = read_end(e, ids[i], PAGED_FINISH_LENGTH);
+            CHECK(memcmp(o.logprobs, want[i], sizeof want[i]) == 0);
+            if (contiguous) CHECK(o.miss == PAGED_MISS_OFF && o.n_preemptions == 0);
+        }
+        paged_request_init(&q);
+        q.tokens = tokens[3];
+        q.n_tokens = 20 + 4 * 3;
+        q.max_tokens = 40;
+        q.n = 4; /* one more than have room at once */
+        q.ignore_eos = q.logprobs = true;
+        CHECK_EQ(paged_engine_submit(e, &q, &choices, NULL), PAGED_OK);
+        run_all(e);
+        for (int k = 0; k < 4; k++) {
+            paged_output o = read_end(e, choices + (uint64_t)k, PAGED_FINISH_LENGTH);
+            CHECK(memcmp(o.logprobs, want[3], sizeof want[3]) == 0);
+        }
+        paged_engine_get_stats(e, &stats);
+        paged_engine_get_cache_stats(e, &cache);
+        if (contiguous) CHECK_EQ(stats.n_preemptions + stats.n_cascade_steps + cache.n_hit_tokens, 0);
+        CHECK_EQ(cache.n_used, 0);
+        paged_engine_free(e);
+    }
+    CHECK_EQ(most_running[1], 3);
+    CHECK(most_running[0] >= 6);
+    paged_engine *e = NULL; /* a pool for less than the context: the context shrinks, and one request runs */
+    paged_engine_config c = {.struct_size = sizeof c, .n_ctx = CTX, .contiguous = true};
+    paged_engine_info info;
+    c.pool_bytes = pool_of(m, 5);
+    CHECK_EQ(paged_engine_create(m, &c, &e, NULL), PAGED_OK);
+    paged_engine_get_info(e, &info);
+    CHECK(info.contiguous && info.n_ctx == 5 * 16);
+    paged_engine_free(e);
+    paged_model_free(m);
+}
+
 /* ---- why a prompt was not reused ---- */
 
 static void misses_have_reasons(void) {
@@ -381,5 +439,6 @@ static void misses_have_reasons(void) {
     X(a_failed_admission_costs_no_room)                                                                      \
     X(what_can_never_fit)                                                                                    \
     X(more_than_the_pool_holds)                                                                              \
+    X(contiguous_is_the_same_with_fewer_at_once)                                                             \
     X(misses_have_reasons)
 TEST_MAIN(TESTS)

@@ -214,12 +214,12 @@ static const float *decode(paged_engine *e, paged_seq seq, int32_t token, bool c
     CHECK_EQ(paged_seq_reserve(e->cache, seq, 1), PAGED_OK);
     CHECK_EQ(paged_seq_slots(e->cache, seq, 0, pos, 1, &slot), PAGED_OK);
     paged__step step = {
-        .n_tokens = 1, .tokens = &token, .positions = &pos, .slots = &slot, .n_outputs = 1, .outputs = out};
-    step.batch.cu_seqlens_q = cu;
-    CHECK_EQ(paged_cache_tables(e->cache, 0, &step.batch.tables), PAGED_OK);
-    step.batch.tables.rows = &row;
-    step.batch.tables.seqlens_k = &len;
-    step.batch.tables.n_seqs = 1;
+        .n_tokens = 1, .tokens = &token, .positions = &pos, .slots = {&slot}, .n_outputs = 1, .outputs = out};
+    step.batch[0].cu_seqlens_q = cu;
+    CHECK_EQ(paged_cache_tables(e->cache, 0, &step.batch[0].tables), PAGED_OK);
+    step.batch[0].tables.rows = &row;
+    step.batch[0].tables.seqlens_k = &len;
+    step.batch[0].tables.n_seqs = 1;
     CHECK_EQ(paged__runner_step(e->runner, &step, &logits, NULL), PAGED_OK);
     if (commit) CHECK_EQ(paged_seq_commit(e->cache, seq, &token, 1), PAGED_OK);
     return logits;

@@ -180,12 +180,15 @@ static void penalties(void) {
 
 /* The same bits from every instruction set, for any length; NaN and infinities as documented. */
 static void selection(void) {
-    enum { N = 1000 };
-    static float x[N], maxima[3][N], one[N];
+    enum { N = 4000, BLOCK = PAGED__SELECT_BLOCK, MOST = N + PAGED__SELECT_SLACK };
+    static float x[N], maxima[3][N], weights[3][N], values[3][MOST];
     static double sums[3][N];
+    static int32_t places[3][MOST];
     const uint32_t sets[] = {0, PAGED_CPU_AVX2, ~0u};
     uint64_t state = test_seed;
     for (int32_t n = 1; n < N; n += 1 + n / 7) {
+        const float floor = n % 3 ? -20 : -INFINITY;
+        int32_t found[3], n_large = 0;
         for (int i = 0; i < n; i++) x[i] = (float)(paged__rand(&state) >> 40) * 0x1p-24f * 200 - 190;
         x[n / 2] = NAN;
         x[n / 3] = -INFINITY;
@@ -193,25 +196,81 @@ static void selection(void) {
             paged_cpu_mask(sets[k]);
             paged__select_maxima(x, n, maxima[k]);
             paged__select_sums(x, n, 10, 1.44269504f, sums[k]);
+            paged__select_weights(x, n, 10, 1.44269504f, weights[k]);
+            found[k] = paged__select_gather(x, n, floor, values[k], places[k]);
         }
         paged_cpu_mask(~0u);
         const int32_t n_blocks = paged__select_blocks(n);
         for (int k = 1; k < 3; k++) {
-            CHECK(memcmp(maxima[k], maxima[0], (size_t)n_blocks * sizeof *one) == 0);
+            CHECK(memcmp(maxima[k], maxima[0], (size_t)n_blocks * sizeof **maxima) == 0);
             CHECK(memcmp(sums[k], sums[0], (size_t)n_blocks * sizeof **sums) == 0);
+            CHECK(memcmp(weights[k], weights[0], (size_t)n * sizeof **weights) == 0);
         }
         for (int32_t b = 0; b < n_blocks; b++) {
             float max = -INFINITY;
             double sum = 0;
-            for (int32_t i = b * 64; i < n && i < b * 64 + 64; i++) {
+            for (int32_t i = b * BLOCK; i < n && i < b * BLOCK + BLOCK; i++) {
+                /* The argument of exp2 is rounded to f32. */
+                const double weight = x[i] == x[i] ? exp((double)x[i] - 10) : 0;
+                CHECK(fabs((double)weights[0][i] - weight) <= 2e-5 * weight + 1.2e-38);
                 if (x[i] > max) max = x[i];
-                if (x[i] == x[i]) sum += exp((double)x[i] - 10);
+                sum += weight;
             }
             CHECK(maxima[0][b] == max);
-            CHECK(fabs(sums[0][b] - sum) <= 2e-5 * sum + 1e-38); /* the argument of exp2 is rounded to f32 */
+            CHECK(fabs(sums[0][b] - sum) <= 2e-5 * sum + 1e-38);
         }
+        for (int32_t i = 0; i < n; i++) {
+            if (!(x[i] >= floor)) continue;
+            for (int k = 0; k < 3; k++) CHECK(places[k][n_large] == i && values[k][n_large] == x[i]);
+            n_large++;
+        }
+        for (int k = 0; k < 3; k++) CHECK_EQ(found[k], n_large);
     }
 }
 
-#define TESTS(X) X(distribution) X(greedy_cases) X(extremes) X(logprobs) X(penalties) X(selection)
+/* The cuts beside a sort of the vocabulary: flat rows, equal logits, rows that span more than weights can.
+ * What is kept is where the draws fall. */
+static void cuts_of_many(void) {
+    enum { N = 3000 };
+    static float row[N];
+    static int32_t ids[N], tokens[1];
+    static bool seen[N];
+    const float spans[] = {0, 1e-38f, 0.5f, 30, 3e38f};
+    paged__sampler *s = paged__sampler_create(N, NULL);
+    uint64_t state = test_seed;
+    for (int c = 0; c < 5; c++) {
+        for (int i = 0; i < N; i++) {
+            row[i] = spans[c] * (float)(paged__rand(&state) % 512) / 512;
+            ids[i] = i;
+        }
+        for (int i = 1; i < N; i++) /* by rank */
+            for (int j = i; j > 0 && row[ids[j]] > row[ids[j - 1]]; j--) {
+                const int32_t t = ids[j];
+                ids[j] = ids[j - 1];
+                ids[j - 1] = t;
+            }
+        paged_request q;
+        paged_request_init(&q);
+        q.temperature = 1;
+        q.top_k = 200;
+        q.top_p = c % 2 ? 0.75f : 1;
+        double mass = 0, kept = 0;
+        int n_kept = 0;
+        for (int i = 0; i < 200; i++) mass += exp((double)row[ids[i]] - (double)row[ids[0]]);
+        while (n_kept < 200 && (n_kept == 0 || kept < (double)q.top_p * mass))
+            kept += exp((double)row[ids[n_kept++]] - (double)row[ids[0]]);
+        memset(seen, 0, sizeof seen);
+        for (int i = 0; i < 6000; i++) {
+            const paged__choice how = {.params = &q, .tokens = tokens, .n_tokens = i};
+            seen[paged__sample(s, row, &how)] = true;
+        }
+        for (int i = n_kept; i < N; i++) CHECK(!seen[ids[i]]);
+        if (spans[c] < 1)
+            for (int i = 0; i < n_kept; i++) CHECK(seen[ids[i]]);
+    }
+    paged__sampler_free(s);
+}
+
+#define TESTS(X)                                                                                             \
+    X(distribution) X(greedy_cases) X(extremes) X(logprobs) X(penalties) X(selection) X(cuts_of_many)
 TEST_MAIN(TESTS)

@@ -1,7 +1,8 @@
 /* linear_avx2.c: linear layers for AVX2 (with FMA and F16C). See linear_kernels.h for the data and for the
  * chain of an output.
  *
- * Tile by tile, 512 columns are unpacked to a panel of bytes in L1, from which all tokens read, two at once.
+ * Tile by tile, 512 columns are unpacked to a panel of bytes in L1, from which all tokens read, two at once
+ * (linear_panel.h).
  * VPMADDUBSW multiplies unsigned by signed bytes and adds pairs into 16 bits, saturating. So that nothing
  * saturates, 8-bit formats keep their sign in the panel and it is moved over to the activation (|w| * q * sgn
  * w, pairs up to 128 * 127 * 2), and as many products are added in 16 bits as the format's largest u allows.
@@ -19,6 +20,7 @@
 #endif
 
 enum {
+    VECS = 2,          /* of 8 rows */
     PANEL_BLOCK = 640, /* quants [8][64], d f32[16], then m, or d of the second half, f32[16] */
     PANEL_BLOCKS = PAGED__PANEL_COLS / PAGED__ACT_BLOCK,
     TOKENS = 2
@@ -31,6 +33,24 @@ INLINE bool is_signed(const paged__weight_type type) {
 /* How many sums of pairs fit in 16 bits: 127 * 2 * largest u * this ≤ 32767. */
 INLINE int pairs_in_16(const paged__weight_type type) {
     return is_signed(type) ? 1 : type == PAGED__W_Q6_K ? 2 : paged__high_bytes(type) == 64 ? 4 : 8;
+}
+
+typedef __m256 vec;
+
+INLINE vec vec_zero(void) {
+    return _mm256_setzero_ps();
+}
+INLINE vec vec_load(const float *p) {
+    return _mm256_loadu_ps(p);
+}
+INLINE void vec_store(float *p, vec x) {
+    _mm256_storeu_ps(p, x);
+}
+INLINE vec vec_add(vec a, vec b) {
+    return _mm256_add_ps(a, b);
+}
+INLINE vec vec_fma(vec acc, vec w, float x) {
+    return _mm256_fmadd_ps(w, _mm256_set1_ps(x), acc);
 }
 
 /* ---- unpacking ---- */
@@ -85,20 +105,16 @@ INLINE __m256 min_of(const uint8_t *unit, int64_t b, const int h, const paged__w
     return _mm256_mul_ps(f32_of_f16(unit + 32 + h * 16), f32_of_u8(unit + 64 + b * 32 + 16 + h * 8));
 }
 
-INLINE void unpack(uint8_t *panel, const uint8_t *unit, int64_t n_units, const paged__weight_type type) {
-    for (int64_t u = 0; u < n_units; u++, unit += paged__unit_step(type))
-        for (int64_t b = 0; b < paged__unit_blocks(type); b++, panel += PANEL_BLOCK) {
-            const uint8_t *block = unit + paged__head_bytes(type) + b * paged__block_bytes(type);
-            float *scales = (float *)(void *)(panel + 512);
-            UNROLL for (int h = 0; h < 2; h++) {
-                UNROLL for (int i = 0; i < 8; i++) _mm256_store_si256(
-                    (__m256i *)(void *)(panel + i * 64 + h * 32), quants(block, i, h, type));
-                _mm256_store_ps(scales + h * 8, scale_of(unit, b, h, 0, type));
-                if (type == PAGED__W_Q6_K)
-                    _mm256_store_ps(scales + 16 + h * 8, scale_of(unit, b, h, 1, type));
-                if (paged__has_min(type)) _mm256_store_ps(scales + 16 + h * 8, min_of(unit, b, h, type));
-            }
-        }
+INLINE void unpack_block(uint8_t *panel, const uint8_t *unit, int64_t b, const paged__weight_type type) {
+    const uint8_t *block = unit + paged__head_bytes(type) + b * paged__block_bytes(type);
+    float *scales = (float *)(void *)(panel + 512);
+    UNROLL for (int h = 0; h < 2; h++) {
+        UNROLL for (int i = 0; i < 8; i++)
+            _mm256_store_si256((__m256i *)(void *)(panel + i * 64 + h * 32), quants(block, i, h, type));
+        _mm256_store_ps(scales + h * 8, scale_of(unit, b, h, 0, type));
+        if (type == PAGED__W_Q6_K) _mm256_store_ps(scales + 16 + h * 8, scale_of(unit, b, h, 1, type));
+        if (paged__has_min(type)) _mm256_store_ps(scales + 16 + h * 8, min_of(unit, b, h, type));
+    }
 }
 
 /* ---- products ---- */
@@ -115,7 +131,7 @@ INLINE __m256i products(__m256i w, __m256i q, const paged__weight_type type) {
     return _mm256_maddubs_epi16(w, q);
 }
 
-INLINE void block(__m256 acc[2][TOKENS], const uint8_t *panel, const paged__act_block *x, const int n_tokens,
+INLINE void block(vec acc[VECS][TOKENS], const uint8_t *panel, const paged__act_block *x, const int n_tokens,
                   const paged__weight_type type) {
     const int n_halves = type == PAGED__W_Q6_K ? 2 : 1, n_fours = 8 / n_halves, span = pairs_in_16(type);
     const __m256i ones = _mm256_set1_epi16(1);
@@ -152,58 +168,7 @@ INLINE void block(__m256 acc[2][TOKENS], const uint8_t *panel, const paged__act_
     }
 }
 
-INLINE void tokens(float *out, int64_t stride, const uint8_t *panel, int64_t n_blocks,
-                   const paged__act_block *x, int64_t width, const int n_tokens,
-                   const paged__weight_type type) {
-    __m256 acc[2][TOKENS];
-    UNROLL for (int t = 0; t < n_tokens; t++) {
-        UNROLL for (int h = 0; h < 2; h++) acc[h][t] = _mm256_loadu_ps(out + t * stride + h * 8);
-    }
-    for (int64_t b = 0; b < n_blocks; b++) block(acc, panel + b * PANEL_BLOCK, x + b * width, n_tokens, type);
-    UNROLL for (int t = 0; t < n_tokens; t++) {
-        UNROLL for (int h = 0; h < 2; h++) _mm256_storeu_ps(out + t * stride + h * 8, acc[h][t]);
-    }
-}
-
-INLINE void tile_sums(float *out, int64_t stride, const uint8_t *tile, int64_t n_units, const paged__act *x,
-                      int32_t token0, int32_t n_tokens, const paged__weight_type type) {
-    _Alignas(64) uint8_t panel[PANEL_BLOCKS * PANEL_BLOCK];
-    const int64_t unit_blocks = paged__unit_blocks(type), most = PANEL_BLOCKS / unit_blocks;
-    for (int64_t u = 0; u < n_units; u += most) {
-        const int64_t n = PAGED_MIN(most, n_units - u), n_blocks = n * unit_blocks;
-        unpack(panel, tile + u * paged__unit_step(type), n, type);
-        for (int32_t t = 0; t < n_tokens;) {
-            const paged__group group = paged__group_of(x, token0 + t);
-            const int32_t inside = token0 + t - group.first, here = PAGED_MIN(TOKENS, group.width - inside);
-            const paged__act_block *at =
-                paged__group_blocks(x, group) + u * unit_blocks * group.width + inside;
-            if (here == TOKENS)
-                tokens(out + t * stride, stride, panel, n_blocks, at, group.width, TOKENS, type);
-            else
-                tokens(out + t * stride, stride, panel, n_blocks, at, group.width, 1, type);
-            t += here;
-        }
-    }
-}
-
-typedef void (*tile_fn)(float *out, int64_t stride, const uint8_t *tile, int64_t n_units, const paged__act *x,
-                        int32_t token0, int32_t n_tokens);
-
-#define FORMAT(type)                                                                                         \
-    static void tile_##type(float *out, int64_t stride, const uint8_t *tile, int64_t n_units,                \
-                            const paged__act *x, int32_t token0, int32_t n_tokens) {                         \
-        tile_sums(out, stride, tile, n_units, x, token0, n_tokens, PAGED__W_##type);                         \
-    }
-FORMAT(Q4_0)
-FORMAT(Q4_1)
-FORMAT(Q5_0)
-FORMAT(Q8_0)
-FORMAT(Q4_K)
-FORMAT(Q5_K)
-FORMAT(Q6_K)
-FORMAT(IQ4_NL)
-
-/* ---- f32, f16, bf16 weights: one column of 16 rows in two vectors, six tokens ---- */
+/* ---- f32, f16, bf16 weights ---- */
 
 INLINE __m256 column(const uint8_t *tile, int64_t k, const int h, const paged__weight_type type) {
     if (type == PAGED__W_F32) return _mm256_load_ps((const float *)(const void *)tile + k * 16 + h * 8);
@@ -213,93 +178,7 @@ INLINE __m256 column(const uint8_t *tile, int64_t k, const int h, const paged__w
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 
-/* One partial sum. */
-INLINE void part_of(float *out, int64_t stride, const uint8_t *tile, int64_t n_cols, const float *x,
-                    const int n_tokens, const paged__weight_type type) {
-    __m256 acc[2][PAGED__ACT_GROUP];
-    UNROLL for (int t = 0; t < n_tokens; t++) acc[0][t] = acc[1][t] = _mm256_setzero_ps();
-    for (int64_t k = 0; k < n_cols; k++, x += n_tokens) {
-        const __m256 w[2] = {column(tile, k, 0, type), column(tile, k, 1, type)};
-        UNROLL for (int t = 0; t < n_tokens; t++) {
-            const __m256 xt = _mm256_set1_ps(x[t]);
-            UNROLL for (int h = 0; h < 2; h++) acc[h][t] = _mm256_fmadd_ps(w[h], xt, acc[h][t]);
-        }
-    }
-    UNROLL for (int t = 0; t < n_tokens; t++) {
-        UNROLL for (int h = 0; h < 2; h++) {
-            float *sum = out + t * stride + h * 8;
-            _mm256_storeu_ps(sum, _mm256_add_ps(_mm256_loadu_ps(sum), acc[h][t]));
-        }
-    }
-}
-
-INLINE void columns(float *out, int64_t stride, const uint8_t *tile, int64_t n_cols, const float *x,
-                    const int n_tokens, const paged__weight_type type) {
-    for (int64_t c = 0; c < n_cols; c += PAGED__FLOAT_BLOCK)
-        part_of(out, stride, tile + c * 16 * paged__float_bytes(type),
-                PAGED_MIN(PAGED__FLOAT_BLOCK, n_cols - c), x + c * n_tokens, n_tokens, type);
-}
-
-INLINE void float_tile(float *out, int64_t stride, const uint8_t *tile, int64_t n_cols, const paged__act *x,
-                       int32_t token0, int32_t n_tokens, const paged__weight_type type) {
-    for (int64_t c = 0; c < n_cols; c += PAGED__PANEL_COLS) {
-        const int64_t n = PAGED_MIN(PAGED__PANEL_COLS, n_cols - c);
-        const uint8_t *from = tile + c * 16 * paged__float_bytes(type);
-        for (int32_t t = 0, width = 0; t < n_tokens; t += width) {
-            const paged__group group = paged__group_of(x, token0 + t);
-            const float *at = paged__group_floats(x, group) + c * group.width;
-            width = group.width;
-            switch (width) {
-            case 1:
-                columns(out + t * stride, stride, from, n, at, 1, type);
-                break;
-            case 2:
-                columns(out + t * stride, stride, from, n, at, 2, type);
-                break;
-            case 3:
-                columns(out + t * stride, stride, from, n, at, 3, type);
-                break;
-            case 4:
-                columns(out + t * stride, stride, from, n, at, 4, type);
-                break;
-            case 5:
-                columns(out + t * stride, stride, from, n, at, 5, type);
-                break;
-            default:
-                columns(out + t * stride, stride, from, n, at, 6, type);
-                break;
-            }
-        }
-    }
-}
-
-#define FLOATS(type)                                                                                         \
-    static void tile_##type(float *out, int64_t stride, const uint8_t *tile, int64_t n_cols,                 \
-                            const paged__act *x, int32_t token0, int32_t n_tokens) {                         \
-        float_tile(out, stride, tile, n_cols, x, token0, n_tokens, PAGED__W_##type);                         \
-    }
-FLOATS(F32)
-FLOATS(F16)
-FLOATS(BF16)
-
-static const tile_fn tile_fns[PAGED__N_WEIGHT_TYPES] = {
-    [PAGED__W_F32] = tile_F32,   [PAGED__W_F16] = tile_F16,       [PAGED__W_BF16] = tile_BF16,
-    [PAGED__W_Q4_0] = tile_Q4_0, [PAGED__W_Q4_1] = tile_Q4_1,     [PAGED__W_Q5_0] = tile_Q5_0,
-    [PAGED__W_Q8_0] = tile_Q8_0, [PAGED__W_Q4_K] = tile_Q4_K,     [PAGED__W_Q5_K] = tile_Q5_K,
-    [PAGED__W_Q6_K] = tile_Q6_K, [PAGED__W_IQ4_NL] = tile_IQ4_NL,
-};
-
-static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_tiles, const paged__act *x,
-                 int32_t token0, int32_t n_tokens) {
-    const int64_t stride = n_tiles * PAGED__ROW_TILE;
-    const int64_t n = paged__is_quantised(w->type)
-                          ? (int64_t)w->tile_bytes / paged__unit_bytes(w->type) /* units */
-                          : w->n_cols;
-    memset(out, 0, (size_t)(n_tokens * stride) * sizeof *out);
-    for (int32_t i = 0; i < n_tiles; i++)
-        tile_fns[w->type](out + i * PAGED__ROW_TILE, stride, paged__tile_at(w, tile0 + i), n, x, token0,
-                          n_tokens);
-}
+#include "ops/linear_panel.h"
 
 const paged__linear_kernels_table paged__linear_avx2 = {
     .name = "avx2", .sums = sums, .finish = paged__finish_rows, .act_set = paged__act_set_lanes};

@@ -155,7 +155,7 @@ INLINE void qk_rows(const paged__step *step, const share *f, int32_t r, const in
 static void qk(const paged__step *step) {
     int32_t n_blocks = (step->n_rows + ROWS - 1) / ROWS;
     for (int32_t r = 0, n, block = 0; r < step->n_rows; r += n, block++) {
-        share f = share_of(step->v.at, v_tile_lines(step), block, n_blocks, (k_tile_lines(step) + 3) / 4);
+        share f = share_of(step->k.next, k_tile_lines(step), block, n_blocks, (k_tile_lines(step) + 3) / 4);
         n = (step->n_rows - r + n_blocks - block - 1) / (n_blocks - block);
         switch (n) {
         case 1:
@@ -306,7 +306,7 @@ INLINE void pv_dims(const paged__step *step, int32_t block, int32_t n_blocks, in
     for (int32_t d = 0; d < dv; d += 16 * pass_vecs(dv - d, n_rows)) n_passes++;
     /* Passes are numbered across blocks first, since the last block may have other passes than the first. */
     for (int32_t d = 0, n; d < dv; d += 16 * n, pass += n_blocks) {
-        share f = share_of(step->k.next, k_tile_lines(step), pass, n_passes * n_blocks, PAIRS);
+        share f = share_of(step->v.next, v_tile_lines(step), pass, n_passes * n_blocks, PAIRS);
         n = pass_vecs(dv - d, n_rows);
         if (n_rows <= 3 && n == 8)
             pv_pairs(step, &f, r, i0, i1, d, all, n_rows, 8);

@@ -1,0 +1,21 @@
+"""paged: a paged KV cache and paged attention.
+
+    paged.Attention, paged.KV, paged.Tables           the operator: plan once a step, run once a layer
+    paged.Cache, paged.Sequence, paged.Group          the cache: blocks, prefix reuse, fork with copy on write
+    paged.PagedAttention, paged.StandardAttention     the interface of the documents; paged.seeds stands in for torch there
+
+Arrays may be NumPy's or anything that has __array_interface__, the buffer protocol or DLPack on the CPU; they are not copied.
+"""
+
+from ._native import ffi as _ffi, lib as _lib
+from . import seeds
+from .attention import BlockTable, PagedAttention, StandardAttention
+from .cache import Cache, Group, Match, Sequence, memory_bytes
+from .errors import *  # noqa: F403 (its __all__)
+from .errors import __all__ as _errors
+from .ops import KV, Attention, Shared, Tables, kernels, merge_states
+
+__version__ = _ffi.string(_lib.paged_version()).decode()
+__all__ = [*_errors, "Attention", "BlockTable", "Cache", "Group", "KV", "Match", "PagedAttention", "Sequence", "Shared",
+           "StandardAttention", "Tables", "kernels", "memory_bytes", "merge_states",
+           "seeds"]
