@@ -107,11 +107,20 @@ if(PAGED_ENGINE)
     pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
     pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
     pkg_check_modules(EDIT REQUIRED IMPORTED_TARGET libedit)
+    pkg_check_modules(EVENT REQUIRED IMPORTED_TARGET libevent_core)
 
     paged_room(model ggml::ggml PkgConfig::PCRE2)
     paged_room(engine ggml::ggml)
     paged_room(store)
-    paged_room(server PkgConfig::JANSSON)
+    paged_room(server ggml::ggml PkgConfig::JANSSON PkgConfig::EVENT)
+    # The files that the server gives out are a part of it.
+    file(GLOB static_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/server/static/*)
+    set(static_source ${PROJECT_BINARY_DIR}/static_files.c)
+    add_custom_command(OUTPUT ${static_source}
+                       COMMAND ${CMAKE_COMMAND} -DFOLDER=${PROJECT_SOURCE_DIR}/src/server/static -DOUT=${static_source}
+                               -P ${PROJECT_SOURCE_DIR}/cmake/embed.cmake
+                       DEPENDS ${static_files} ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)
+    target_sources(room-server PRIVATE ${static_source})
     paged_room(cli PkgConfig::JANSSON PkgConfig::EDIT)
     foreach(room IN ITEMS model engine cli)
         if(TARGET room-${room})
@@ -128,10 +137,14 @@ if(PAGED_ENGINE)
         set_target_properties(libpaged-engine PROPERTIES INSTALL_RPATH "$ORIGIN;${PAGED_GGML_LIBDIR}")
     endif()
 
-    paged_rooms(cli_objects store server cli)
-    if(engine_objects AND cli_objects)
-        add_executable(paged ${cli_objects})
-        set_target_properties(paged PROPERTIES LINKER_LANGUAGE C INSTALL_RPATH "${PAGED_GGML_LIBDIR}")
-        target_link_libraries(paged PRIVATE paged-engine-static PkgConfig::JANSSON PkgConfig::EDIT m)
-    endif()
+    # The server is a part of the program and of tests that reach inside; it is not installed.
+    paged_rooms(server_objects store server)
+    add_library(paged-server-static STATIC ${server_objects})
+    set_target_properties(paged-server-static PROPERTIES LINKER_LANGUAGE C)
+    target_link_libraries(paged-server-static PUBLIC paged-engine-static PkgConfig::JANSSON PkgConfig::EVENT)
+
+    paged_rooms(cli_objects cli)
+    add_executable(paged ${cli_objects})
+    set_target_properties(paged PROPERTIES LINKER_LANGUAGE C INSTALL_RPATH "${PAGED_GGML_LIBDIR}")
+    target_link_libraries(paged PRIVATE paged-server-static PkgConfig::EDIT m)
 endif()

@@ -277,6 +277,64 @@ bool paged__args_parse(paged__cli *cli, const paged__command *command, int argc,
     return true;
 }
 
+/* ---- files and variables ---- */
+
+/* A flag has no value on the command line, but has one here. */
+static bool take_setting(paged__cli *cli, const paged__option *option, const char *text, void *options) {
+    static const char *const yes[] = {"1", "true", "yes", "on"}, *const no[] = {"0", "false", "no", "off",
+                                                                                ""};
+    if (option->kind != PAGED__OPTION_FLAG) return take_value(cli, option, text, options);
+    for (size_t i = 0; i < sizeof yes / sizeof yes[0]; i++)
+        if (strcmp(text, yes[i]) == 0) return take_value(cli, option, NULL, options);
+    for (size_t i = 0; i < sizeof no / sizeof no[0]; i++)
+        if (strcmp(text, no[i]) == 0) return true;
+    paged__usage_error(cli, "%s is true or false, not '%s'", option->name, text);
+    return false;
+}
+
+/* Cuts the blanks off both ends. */
+static char *trim(char *text) {
+    text += strspn(text, " \t\r");
+    size_t n = strlen(text);
+    while (n > 0 && strchr(" \t\r", text[n - 1])) text[--n] = 0;
+    return text;
+}
+
+bool paged__args_file(paged__cli *cli, const paged__command *command, char *text, const char *path,
+                      void *options) {
+    int32_t number = 0;
+    for (char *line = text, *next; line; line = next) {
+        next = strchr(line, '\n');
+        if (next) *next++ = 0;
+        number++;
+        char *name = trim(line), *equals = strchr(name, '=');
+        if (!*name || *name == '#') continue;
+        if (equals) *equals = 0;
+        const char *value = equals ? trim(equals + 1) : "true";
+        name = trim(name);
+        const paged__option *option = find(command, true, name, strlen(name));
+        if (!option) {
+            paged__usage_error(cli, "%s, line %d: there is no option '%s'", path, number, name);
+            return false;
+        }
+        if (!take_setting(cli, option, value, options)) return false;
+    }
+    return true;
+}
+
+bool paged__args_environment(paged__cli *cli, const paged__command *command, void *options) {
+    for (int32_t i = 0; i < command->n_options; i++) {
+        const paged__option *option = &command->options[i];
+        char name[64];
+        if (!is_option(option)) continue;
+        snprintf(name, sizeof name, "PAGED_%s", option->name);
+        for (char *c = name; *c; c++) *c = (char)(*c == '-' ? '_' : *c >= 'a' && *c <= 'z' ? *c - 32 : *c);
+        const char *value = getenv(name);
+        if (value && !take_setting(cli, option, value, options)) return false;
+    }
+    return true;
+}
+
 const char *paged__args_model(paged__cli *cli, const char *named, const char *how) {
     const char *path = named ? named : getenv("PAGED_MODEL");
     if (path && path[0]) return path;

@@ -16,8 +16,9 @@
 
 #include "base/base.h"
 #include "cli/cli.h"
-#include "cli/openai.h"
 #include "cli/plan.h"
+#include "cli/session.h"
+#include "server/openai.h"
 
 enum { PARALLEL_MAX = 1024 };
 
@@ -64,6 +65,7 @@ typedef struct job {
 
 typedef struct batch {
     paged__session session;
+    paged__openai_world world;
     batch_options options;
     FILE *in, *out; /* out NULL: stdout */
     char *line;     /* of getline(); owned */
@@ -183,10 +185,20 @@ static int refuse(batch *b, const json_t *line, const paged_error *err) {
                                                               : "invalid_request";
     b->n_refused++;
     return write_answer(b, line, err->status == PAGED_ERR_UNSUPPORTED ? 501 : 400,
-                        paged__openai_error(err->message, code), 0);
+                        paged__openai_error(err->message, "invalid_request_error", NULL, code), 0);
 }
 
 /* ---- requests ---- */
+
+/* What the server does besides, and a file does not need. */
+static bool one_answer(const paged__openai_request *request, paged_error *err) {
+    const char *what = request->n_prompts > 1 || request->request.n > 1 ? "more than one answer to a request"
+                       : request->echo                                  ? "echo"
+                       : request->stream                                ? "stream"
+                                                                        : NULL;
+    if (what) paged__fail(err, PAGED_ERR_UNSUPPORTED, "%s is not supported in a batch", what);
+    return !what;
+}
 
 static bool submit(batch *b, job *j, paged_error *err) {
     const json_t *url = json_object_get(j->line, "url");
@@ -198,8 +210,8 @@ static bool submit(batch *b, job *j, paged_error *err) {
                     path ? path : "");
         return false;
     }
-    return paged__openai_parse(&b->session, json_object_get(j->line, "body"), is_chat, &b->options.sampling,
-                               &j->request, err) &&
+    const json_t *body = json_object_get(j->line, "body");
+    return paged__openai_parse(&b->world, body, is_chat, &j->request, err) && one_answer(&j->request, err) &&
            paged_engine_submit(b->session.engine, &j->request.request, &j->id, err) == PAGED_OK;
 }
 
@@ -256,6 +268,12 @@ static int fill(batch *b) {
     return code;
 }
 
+static json_t *body_of(const batch *b, const job *j) {
+    char id[40];
+    snprintf(id, sizeof id, "%s-%llu", j->request.is_chat ? "chatcmpl" : "cmpl", (unsigned long long)j->id);
+    return paged__openai_body(&b->world, &j->request, &j->answer, id, (int64_t)time(NULL));
+}
+
 /* Takes what is new of every request, and writes those that ended. */
 static int collect(batch *b) {
     int code = PAGED__EXIT_OK;
@@ -270,12 +288,11 @@ static int collect(batch *b) {
         if (out.finish == PAGED_FINISH_NONE) continue;
         b->n_tokens += out.completion_tokens;
         if (out.finish == PAGED_FINISH_ERROR)
-            code = write_answer(b, j->line, 500, paged__openai_error(paged_status_text(out.error), "failed"),
-                                j->id);
-        else
             code = write_answer(
-                b, j->line, 200,
-                paged__openai_body(&b->session, &j->request, &j->answer, j->id, (int64_t)time(NULL)), j->id);
+                b, j->line, 500,
+                paged__openai_error(paged_status_text(out.error), "server_error", NULL, "failed"), j->id);
+        else
+            code = write_answer(b, j->line, 200, body_of(b, j), j->id);
         paged_engine_release(b->session.engine, j->id);
         clear_job(j);
         b->n_running--;
@@ -334,6 +351,7 @@ static int batch_command(paged__cli *cli, int argc, char **argv) {
         paged_engine_info info;
         paged_engine_get_info(b.session.engine, &info);
         paged__plan_note(cli, &b.session.info, &info, b.session.model_path);
+        b.world = paged__session_world(&b.session, &o->sampling);
         code = run_all(&b);
     }
     for (int32_t i = 0; b.jobs && i < o->parallel; i++) clear_job(&b.jobs[i]);

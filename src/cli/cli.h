@@ -15,6 +15,7 @@
 
 #include "cli/term.h"
 #include "paged/base.h"
+#include "server/text.h"
 
 enum {
     PAGED__EXIT_OK = 0,
@@ -64,8 +65,8 @@ typedef struct paged__command {
 } paged__command;
 
 extern const paged__command paged__command_run, paged__command_chat, paged__command_batch,
-    paged__command_bench, paged__command_plan, paged__command_perplexity, paged__command_tokenize,
-    paged__command_inspect;
+    paged__command_serve, paged__command_bench, paged__command_plan, paged__command_perplexity,
+    paged__command_tokenize, paged__command_inspect;
 
 /* ---- args.c ---- */
 
@@ -73,6 +74,13 @@ extern const paged__command paged__command_run, paged__command_chat, paged__comm
  * because help was asked for and printed, or because of a usage error that has been told. */
 bool paged__args_parse(paged__cli *cli, const paged__command *command, int argc, char **argv, void *options,
                        int *exit_code);
+
+/* The same from "name = value" lines, and from variables: PAGED_MAX_BODY is --max-body. False: the error
+ * has been told. text is cut into strings and borrowed by the options; path: its name, for errors. */
+bool paged__args_file(paged__cli *cli, const paged__command *command, char *text, const char *path,
+                      void *options);
+bool paged__args_environment(paged__cli *cli, const paged__command *command, void *options);
+
 void paged__args_help(paged__cli *cli, const paged__command *command);
 
 /* The entry of names [n_names] that was probably meant, NULL: none is near. Entries may be NULL. */
@@ -105,21 +113,10 @@ int paged__out_json(paged__cli *cli, json_t *value, bool flat);
 /* Flushes stdout and turns what went wrong there into an exit code; else returns `code`. */
 int paged__out_end(paged__cli *cli, int code);
 
-/* A JSON string of any bytes: text that is no UTF-8 has '?' in place of its bytes from 0x80 on. */
-json_t *paged__json_text(const char *text, size_t len);
-
 /* Routes the library's log to stderr. */
 void paged__log_to_stderr(paged__cli *cli, paged_log_level max_level);
 
-/* ---- text.c: bytes that grow, and text from files ---- */
-
-typedef struct paged__buffer {
-    char *data; /* [len], owned; 64-byte aligned */
-    size_t len, capacity;
-} paged__buffer;
-
-bool paged__buffer_append(paged__buffer *buffer, const void *data, size_t size_bytes); /* false: no memory */
-void paged__buffer_free(paged__buffer *buffer);
+/* ---- text.c: text from files ---- */
 
 enum { PAGED__TEXT_MAX = 256 << 20 }; /* bytes of a text; keeps token counts far inside int32_t */
 

@@ -111,17 +111,6 @@ int paged__out_end(paged__cli *cli, int code) {
     return paged__error(cli, "cannot write to standard output: %s", strerror(cli->out_errno));
 }
 
-json_t *paged__json_text(const char *text, size_t len) {
-    json_t *value = json_stringn(text, len);
-    if (value) return value;
-    char *copy = paged__alloc(len + 1, 1);
-    if (!copy) return NULL;
-    for (size_t i = 0; i < len; i++) copy[i] = (unsigned char)text[i] < 0x80 ? text[i] : '?';
-    value = json_stringn(copy, len);
-    paged__free(copy);
-    return value;
-}
-
 static void log_text(paged__cli *cli, const char *prefix, const char *fmt, ...) {
     va_list args;
     va_start(args, fmt);

@@ -37,29 +37,36 @@ int paged__session_load(paged__session *s, paged__cli *cli, const char *named) {
     return PAGED__EXIT_OK;
 }
 
-int paged__session_start(paged__session *s, const paged__memory_options *o, int32_t max_running,
-                         bool no_prefix_cache) {
-    const uint64_t start = paged__now_ns();
-    const paged_engine_config config = {.struct_size = sizeof config,
-                                        .n_ctx = o->ctx,
-                                        .pool_bytes = o->pool_bytes,
-                                        .block_size = o->block_size,
-                                        .kv_type = (paged_type)o->kv_type,
-                                        .kv_plain = o->block_size % PAGED_TILE != 0,
-                                        .max_running = max_running,
-                                        .chunk_tokens = o->chunk,
-                                        .n_threads = o->n_threads,
-                                        .no_prefix_cache = no_prefix_cache,
-                                        .contiguous = o->contiguous};
-    paged_error err;
-    const paged_status status = paged_engine_create(s->model, &config, &s->engine, &err);
-    s->load_ms += (double)(paged__now_ns() - start) / 1e6;
-    if (status == PAGED_OK) return PAGED__EXIT_OK;
+paged_engine_config paged__session_config(const paged__memory_options *o) {
+    return (paged_engine_config){.struct_size = sizeof(paged_engine_config),
+                                 .n_ctx = o->ctx,
+                                 .pool_bytes = o->pool_bytes,
+                                 .block_size = o->block_size,
+                                 .kv_type = (paged_type)o->kv_type,
+                                 .kv_plain = o->block_size % PAGED_TILE != 0,
+                                 .chunk_tokens = o->chunk,
+                                 .n_threads = o->n_threads,
+                                 .contiguous = o->contiguous};
+}
+
+int paged__session_refused(paged__cli *cli, paged_status status, const paged_error *err) {
     const char *advice = status == PAGED_ERR_TOO_LONG    ? "; lower --ctx"
                          : status == PAGED_ERR_NO_BLOCKS ? "; raise --pool-bytes"
                          : status == PAGED_ERR_NO_MEMORY ? "; lower --ctx or --pool-bytes"
                                                          : "";
-    return paged__error(s->cli, "%s%s", err.message, advice);
+    return paged__error(cli, "%s%s", err->message, advice);
+}
+
+int paged__session_start(paged__session *s, const paged__memory_options *o, int32_t max_running,
+                         bool no_prefix_cache) {
+    const uint64_t start = paged__now_ns();
+    paged_engine_config config = paged__session_config(o);
+    config.max_running = max_running;
+    config.no_prefix_cache = no_prefix_cache;
+    paged_error err;
+    const paged_status status = paged_engine_create(s->model, &config, &s->engine, &err);
+    s->load_ms += (double)(paged__now_ns() - start) / 1e6;
+    return status == PAGED_OK ? PAGED__EXIT_OK : paged__session_refused(s->cli, status, &err);
 }
 
 void paged__session_close(paged__session *s) {
@@ -86,6 +93,14 @@ void paged__session_request(const paged__sampling_options *o, paged_request *req
     request->frequency_penalty = o->frequency_penalty;
     request->seed = o->seed;
     request->ignore_eos = o->ignore_eos;
+}
+
+paged__openai_world paged__session_world(const paged__session *s, const paged__sampling_options *defaults) {
+    paged__openai_world world = {.model = s->model,
+                                 .name = paged__model_name(&s->info, s->model_path),
+                                 .chat_template = s->info.chat_template};
+    paged__session_request(defaults, &world.defaults);
+    return world;
 }
 
 int paged__session_submit(paged__session *s, const paged_request *request, uint64_t *id) {

@@ -8,6 +8,7 @@
 #include "cli/cli.h"
 #include "paged/engine.h"
 #include "paged/model.h"
+#include "server/openai.h"
 
 typedef struct paged__memory_options {
     int32_t ctx, block_size, n_threads, chunk, kv_type;
@@ -198,6 +199,11 @@ typedef struct paged__session {
  * has been told. */
 int paged__session_load(paged__session *session, paged__cli *cli, const char *named);
 
+/* What the options say about an engine. */
+paged_engine_config paged__session_config(const paged__memory_options *options);
+/* Tells why there is no engine, and what to do. Returns an exit code. */
+int paged__session_refused(paged__cli *cli, paged_status status, const paged_error *err);
+
 /* Makes the engine. max_running 0: 1. */
 int paged__session_start(paged__session *session, const paged__memory_options *options, int32_t max_running,
                          bool no_prefix_cache);
@@ -205,6 +211,10 @@ void paged__session_close(paged__session *session); /* a zeroed one is fine */
 
 /* paged_request_init() and the options. */
 void paged__session_request(const paged__sampling_options *options, paged_request *request);
+
+/* What the server's and the batch's requests are read against. Borrows the session. */
+paged__openai_world paged__session_world(const paged__session *session,
+                                         const paged__sampling_options *defaults);
 
 /* Submits; a refusal is told, with what to do about it. */
 int paged__session_submit(paged__session *session, const paged_request *request, uint64_t *id);

@@ -1,4 +1,4 @@
-/* cli/text.c: bytes that grow, and text from files. */
+/* cli/text.c: text from options, files and stdin. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -6,28 +6,6 @@
 
 #include "base/base.h"
 #include "cli/cli.h"
-
-bool paged__buffer_append(paged__buffer *buffer, const void *data, size_t size_bytes) {
-    size_t need;
-    if (!paged__add(buffer->len, size_bytes, &need)) return false;
-    if (need > buffer->capacity) {
-        size_t capacity = PAGED_MAX(need, buffer->capacity + buffer->capacity / 2 + 4096);
-        char *grown = paged__alloc(capacity, 1);
-        if (!grown) return false;
-        if (buffer->len) memcpy(grown, buffer->data, buffer->len);
-        paged__free(buffer->data);
-        buffer->data = grown;
-        buffer->capacity = capacity;
-    }
-    if (size_bytes) memcpy(buffer->data + buffer->len, data, size_bytes);
-    buffer->len = need;
-    return true;
-}
-
-void paged__buffer_free(paged__buffer *buffer) {
-    paged__free(buffer->data);
-    *buffer = (paged__buffer){0};
-}
 
 static int add(paged__cli *cli, const char *name, const char *data, size_t size_bytes, paged__buffer *text) {
     if (size_bytes > PAGED__TEXT_MAX - text->len) {

@@ -1,0 +1,379 @@
+/* server/blocks.c: see blocks.h.
+ *
+ * A *map* is the state of every block of group 0 at one moment between two steps, and the table of every
+ * request that runs. It has a number that grows whenever a look finds something changed. A stream of events
+ * begins with a whole map and goes on with what is different in the next one, at most LOOKS_PER_S times a
+ * second; so whoever follows it has, at every number, what /paged/blocks says there.
+ *
+ * May look into the engine and its cache, inside paged_service_call only.
+ */
+#include "server/blocks.h"
+
+#include <stdlib.h>
+
+#include "base/base.h"
+#include "engine/engine.h"
+
+enum { LOOKS_PER_S = 10 };
+
+/* States, a letter each: f free, c cached, u used by one, s shared, t divided into tiles of packed tails; a
+ * capital U or S: the last, partly filled block of a request. */
+typedef struct cell {
+    char state;
+    int32_t refs;
+    uint64_t owner; /* a request that has it in its table, the oldest; 0: none */
+} cell;
+
+typedef struct look {
+    paged__buffer cells;    /* cell [n] */
+    paged__buffer requests; /* JSON, a list without its brackets */
+    int32_t n_blocks, n_running, n_waiting;
+    bool ok;
+} look;
+
+struct paged__map {
+    look now;
+    uint64_t number;
+    struct event *timer;
+    paged__conn *watchers[64];
+    bool starts[64]; /* has not had a whole map yet */
+    int32_t n_watchers;
+};
+
+static cell *cells_of(const look *l) {
+    return (cell *)(void *)l->cells.data;
+}
+
+/* ---- looking ---- */
+
+static char state_of(const paged__block *b) {
+    switch ((paged__block_state)b->state) {
+    case PAGED__BLOCK_CACHED:
+        return 'c';
+    case PAGED__BLOCK_DIVIDED:
+        return 't';
+    case PAGED__BLOCK_USED:
+        return b->refs > 1 ? 's' : 'u';
+    case PAGED__BLOCK_FREE:
+        break;
+    }
+    return 'f';
+}
+
+static void look_at_request(const paged_engine *e, const paged__request *r, look *l) {
+    const int32_t bs = e->cache->block_size, row = paged_seq_row(e->cache, r->seq);
+    const int32_t len = paged_seq_len(e->cache, r->seq);
+    l->ok = l->ok &&
+            paged__buffer_printf(&l->requests,
+                                 "%s{\"id\":%llu,\"tokens\":%d,\"prompt_tokens\":%d,\"cached_tokens\":%d,"
+                                 "\"wait\":\"%s\",\"preemptions\":%d,\"blocks\":[",
+                                 l->requests.len ? "," : "", (unsigned long long)r->id, len, r->n_prompt,
+                                 r->n_reused, paged_wait_name(r->wait), r->n_preemptions);
+    const int32_t n = row < 0 ? 0 : e->cache->seqs[row].n_entries;
+    const int32_t *table = e->cache->groups[0].tables + (int64_t)PAGED_MAX(row, 0) * e->cache->table_stride;
+    for (int32_t i = 0; i < n; i++) {
+        l->ok = l->ok && paged__buffer_printf(&l->requests, "%s%d", i ? "," : "", table[i]);
+        if (table[i] < 0) continue;
+        cell *c = &cells_of(l)[table[i]];
+        if (!c->owner) c->owner = r->id;
+        if (i == n - 1 && len % bs != 0 && c->state != 't') c->state = (char)(c->state & ~0x20);
+    }
+    l->ok = l->ok && paged__buffer_printf(&l->requests, "]}");
+}
+
+static void take_look(paged_engine *e, void *user) {
+    look *l = user;
+    const paged__group *g = &e->cache->groups[0];
+    l->n_blocks = g->n_ids;
+    l->n_running = e->n_running;
+    l->n_waiting = e->n_waiting;
+    l->cells.len = l->requests.len = 0;
+    l->ok = true;
+    for (int32_t b = 0; l->ok && b < g->n_ids; b++) {
+        const cell c = {state_of(&g->blocks[b]), g->blocks[b].refs, 0};
+        l->ok = paged__buffer_append(&l->cells, &c, sizeof c);
+    }
+    for (int32_t i = 0; l->ok && i < e->n_running; i++) look_at_request(e, e->running[i], l);
+}
+
+static void free_look(look *l) {
+    paged__buffer_free(&l->cells);
+    paged__buffer_free(&l->requests);
+}
+
+/* ---- the map of the server ---- */
+
+static bool same_look(const look *a, const look *b) {
+    return a->n_waiting == b->n_waiting && a->cells.len == b->cells.len &&
+           a->requests.len == b->requests.len &&
+           (a->requests.len == 0 || memcmp(a->requests.data, b->requests.data, a->requests.len) == 0) &&
+           (a->cells.len == 0 || memcmp(a->cells.data, b->cells.data, a->cells.len) == 0);
+}
+
+static bool put_tail(const look *l, uint64_t number, paged__buffer *out) {
+    return paged__buffer_printf(out, "],\"running\":%d,\"waiting\":%d,\"requests\":[", l->n_running,
+                                l->n_waiting) &&
+           paged__buffer_append(out, l->requests.data, l->requests.len) &&
+           paged__buffer_printf(out, "],\"event\":%llu}", (unsigned long long)number);
+}
+
+static bool put_map(const paged__server *s, const struct paged__map *m, paged__buffer *out) {
+    const look *l = &m->now;
+    bool ok = paged__buffer_printf(out, "{\"block_size\":%d,\"n_blocks\":%d,\"states\":\"",
+                                   s->info.block_size, l->n_blocks);
+    for (int32_t b = 0; ok && b < l->n_blocks; b++) ok = paged__buffer_append(out, &cells_of(l)[b].state, 1);
+    ok = ok && paged__buffer_printf(out, "\",\"refs\":[");
+    for (int32_t b = 0; ok && b < l->n_blocks; b++)
+        ok = paged__buffer_printf(out, "%s%d", b ? "," : "", cells_of(l)[b].refs);
+    ok = ok && paged__buffer_printf(out, "],\"owners\":[");
+    for (int32_t b = 0; ok && b < l->n_blocks; b++)
+        ok = paged__buffer_printf(out, "%s%llu", b ? "," : "", (unsigned long long)cells_of(l)[b].owner);
+    return ok && put_tail(l, m->number, out);
+}
+
+/* What is different: [block, state, refs, owner] of each that changed. */
+static bool put_changes(const struct paged__map *m, const look *before, paged__buffer *out) {
+    const look *l = &m->now;
+    bool ok = paged__buffer_printf(out, "{\"changes\":["), first = true;
+    for (int32_t b = 0; ok && b < l->n_blocks; b++) {
+        const cell *c = &cells_of(l)[b], *old = &cells_of(before)[b];
+        if (c->state == old->state && c->refs == old->refs && c->owner == old->owner) continue;
+        ok = paged__buffer_printf(out, "%s[%d,\"%c\",%d,%llu]", first ? "" : ",", b, c->state, c->refs,
+                                  (unsigned long long)c->owner);
+        first = false;
+    }
+    return ok && put_tail(l, m->number, out);
+}
+
+static void send_event(paged__conn *c, const char *name, const paged__buffer *json) {
+    paged__buffer event = {0};
+    if (paged__buffer_printf(&event, "event: %s\ndata: ", name) &&
+        paged__buffer_append(&event, json->data, json->len) && paged__buffer_append(&event, "\n\n", 2))
+        paged__stream_write(c, event.data, event.len);
+    paged__buffer_free(&event);
+}
+
+/* Looks again, and tells those who watch what has changed. False: no memory. */
+static bool refresh(paged__server *s) {
+    struct paged__map *m = s->map;
+    look next = {0};
+    paged__buffer changes = {0};
+    paged_service_call(s->service, take_look, &next);
+    if (!next.ok || (m->number && same_look(&m->now, &next))) {
+        const bool ok = next.ok;
+        free_look(&next);
+        return ok;
+    }
+    look before = m->now;
+    m->now = next;
+    const bool told = m->number++ > 0 && before.n_blocks == next.n_blocks && m->n_watchers > 0 &&
+                      put_changes(m, &before, &changes);
+    for (int32_t i = 0; i < m->n_watchers; i++) {
+        if (m->starts[i]) continue;
+        /* One that does not keep up gets the whole map once it does. */
+        if (!told || paged__stream_is_full(m->watchers[i]))
+            m->starts[i] = true;
+        else
+            send_event(m->watchers[i], "changes", &changes);
+    }
+    paged__buffer_free(&changes);
+    free_look(&before);
+    return true;
+}
+
+static void on_look(evutil_socket_t fd, short what, void *user) {
+    paged__server *s = user;
+    struct paged__map *m = s->map;
+    paged__buffer whole = {0};
+    (void)fd, (void)what;
+    if (m->n_watchers == 0 || !refresh(s)) return;
+    for (int32_t i = 0; i < m->n_watchers; i++) {
+        if (!m->starts[i] || paged__stream_is_full(m->watchers[i])) continue;
+        if (whole.len == 0 && !put_map(s, m, &whole)) break;
+        send_event(m->watchers[i], "map", &whole);
+        m->starts[i] = false;
+    }
+    paged__buffer_free(&whole);
+    const struct timeval pause = {0, 1000000 / LOOKS_PER_S};
+    event_add(m->timer, &pause);
+}
+
+static bool make_map(paged__server *s) {
+    if (s->map) return true;
+    struct paged__map *m = paged__calloc(1, sizeof *m);
+    if (!m) return false;
+    m->timer = evtimer_new(s->base, on_look, s);
+    if (!m->timer) {
+        paged__free(m);
+        return false;
+    }
+    s->map = m;
+    return true;
+}
+
+void paged__map_free(paged__server *s) {
+    if (!s->map) return;
+    event_free(s->map->timer);
+    free_look(&s->map->now);
+    paged__free(s->map);
+    s->map = NULL;
+}
+
+/* ---- one block ---- */
+
+typedef struct block_facts {
+    int32_t block, n_tokens,
+        position; /* position: of its first token in a request that has it; -1: unknown */
+    int32_t tokens[PAGED__BLOCK_SIZE_MAX];
+    cell cell;
+    paged__buffer owners; /* JSON, a list without its brackets */
+    bool exists;
+} block_facts;
+
+static void look_at_block(paged_engine *e, void *user) {
+    block_facts *f = user;
+    const paged_cache *cache = e->cache;
+    const paged__group *g = &cache->groups[0];
+    f->exists = f->block >= 0 && f->block < g->n_ids;
+    if (!f->exists) return;
+    const paged__block *b = &g->blocks[f->block];
+    f->cell = (cell){state_of(b), b->refs, 0};
+    f->position = -1;
+    if (b->indexed) {
+        f->n_tokens = cache->nodes[b->node].n_tokens;
+        memcpy(f->tokens, paged__node_tokens(cache, b->node), (size_t)f->n_tokens * sizeof *f->tokens);
+    }
+    for (int32_t i = 0; i < e->n_running; i++) {
+        const paged__request *r = e->running[i];
+        const int32_t row = paged_seq_row(cache, r->seq);
+        const int32_t *table = g->tables + (int64_t)PAGED_MAX(row, 0) * cache->table_stride;
+        const int32_t n = row < 0 ? 0 : cache->seqs[row].n_entries;
+        int32_t at = 0;
+        while (at < n && table[at] != f->block) at++;
+        if (at == n) continue;
+        paged__buffer_printf(&f->owners, "%s%llu", f->owners.len ? "," : "", (unsigned long long)r->id);
+        if (f->position >= 0) continue;
+        f->position = at * cache->block_size;
+        f->n_tokens = PAGED_MIN(cache->block_size, paged_seq_len(cache, r->seq) - f->position);
+        f->n_tokens = PAGED_MAX(f->n_tokens, 0);
+        memcpy(f->tokens, paged_seq_tokens(cache, r->seq) + f->position,
+               (size_t)f->n_tokens * sizeof *f->tokens);
+    }
+}
+
+static void answer_block(paged__conn *c, const char *name) {
+    char *end;
+    const long block = strtol(name, &end, 10);
+    block_facts *f = paged__calloc(1, sizeof *f);
+    if (!f) {
+        paged__reply_error(c, 503, NULL, NULL, "no memory");
+        return;
+    }
+    f->block = !*name || *end || block < 0 || block > INT32_MAX ? -1 : (int32_t)block;
+    paged_service_call(c->server->service, look_at_block, f);
+    if (!f->exists) {
+        paged__free(f);
+        paged__reply_error(c, 404, NULL, "not_found", "there is no block '%.20s'", name);
+        return;
+    }
+    const paged_tokenizer *tok = paged_model_tokenizer(c->server->world.model);
+    json_t *tokens = json_array(), *pieces = json_array();
+    for (int32_t i = 0; i < f->n_tokens; i++) {
+        char bytes[PAGED_DETOK_MAX];
+        const int32_t n = paged_token_bytes(tok, f->tokens[i], true, bytes, sizeof bytes);
+        json_array_append_new(tokens, json_integer(f->tokens[i]));
+        json_array_append_new(pieces, paged__json_text(bytes, (size_t)PAGED_MAX(n, 0)));
+    }
+    paged__buffer owners = {0};
+    const bool ok = paged__buffer_printf(&owners, "[") &&
+                    paged__buffer_append(&owners, f->owners.data, f->owners.len) &&
+                    paged__buffer_append(&owners, "]", 1);
+    json_t *list = ok ? json_loadb(owners.data, owners.len, 0, NULL) : NULL;
+    json_t *value = json_pack("{s:i, s:s#, s:i, s:i, s:o, s:o, s:o}", "block", f->block, "state",
+                              &f->cell.state, 1, "refs", f->cell.refs, "position", f->position, "requests",
+                              list, "tokens", tokens, "pieces", pieces);
+    paged__buffer_free(&owners);
+    paged__buffer_free(&f->owners);
+    paged__free(f);
+    paged__reply_json(c, 200, value);
+}
+
+/* ---- routes ---- */
+
+void paged__blocks_route(paged__conn *c, const char *block) {
+    if (block[0]) {
+        answer_block(c, block);
+        return;
+    }
+    paged__buffer text = {0};
+    if (make_map(c->server) && refresh(c->server) && put_map(c->server, c->server->map, &text))
+        paged__reply(c, 200, "application/json", NULL, text.data, text.len);
+    else
+        paged__reply_error(c, 503, NULL, NULL, "no memory for the map");
+    paged__buffer_free(&text);
+}
+
+static void on_watcher_gone(paged__conn *c) {
+    struct paged__map *m = c->server->map;
+    int32_t i = 0;
+    while (m->watchers[i] != c) i++;
+    m->n_watchers--;
+    m->watchers[i] = m->watchers[m->n_watchers];
+    m->starts[i] = m->starts[m->n_watchers];
+}
+
+static void on_watcher_tick(paged__conn *c) {
+    if (!paged__stream_is_full(c)) paged__stream_write(c, ": ping\n\n", 8);
+}
+
+void paged__events_route(paged__conn *c) {
+    enum { WATCHERS_MAX = sizeof c->server->map->watchers / sizeof c->server->map->watchers[0] };
+    if (!make_map(c->server)) {
+        paged__reply_error(c, 503, NULL, NULL, "no memory for the map");
+        return;
+    }
+    struct paged__map *m = c->server->map;
+    if (m->n_watchers == WATCHERS_MAX) {
+        paged__reply_error(c, 429, NULL, NULL, "%d clients watch already", WATCHERS_MAX);
+        return;
+    }
+    paged__stream_begin(c, "text/event-stream; charset=utf-8");
+    if (c->head_only) {
+        paged__stream_end(c);
+        return;
+    }
+    m->watchers[m->n_watchers] = c;
+    m->starts[m->n_watchers++] = true;
+    c->work = m;
+    c->on_gone = on_watcher_gone;
+    c->on_tick = on_watcher_tick;
+    const struct timeval now = {0, 0};
+    event_add(m->timer, &now);
+}
+
+/* ---- /slots ---- */
+
+/* llama.cpp's view: a slot is a place among those that run at once. */
+static void list_slots(paged_engine *e, void *user) {
+    json_t *list = user;
+    for (int32_t i = 0; i < e->config.max_running; i++) {
+        const paged__request *r = i < e->n_running ? e->running[i] : NULL;
+        json_t *slot = json_pack("{s:i, s:i, s:b, s:b}", "id", (int)i, "n_ctx", (int)e->n_ctx, "speculative",
+                                 0, "is_processing", r != NULL);
+        if (r) {
+            json_object_set_new(slot, "id_task", json_integer((json_int_t)r->id));
+            json_object_set_new(slot, "n_prompt_tokens", json_integer(r->n_prompt));
+            json_object_set_new(slot, "n_prompt_tokens_cache", json_integer(r->n_reused));
+            json_object_set_new(slot, "n_decoded", json_integer(r->n_tokens - r->n_prompt));
+        } else {
+            json_object_set_new(slot, "id_task", json_integer(-1));
+        }
+        json_array_append_new(list, slot);
+    }
+}
+
+void paged__slots_route(paged__conn *c) {
+    json_t *list = json_array();
+    paged_service_call(c->server->service, list_slots, list);
+    paged__reply_json(c, 200, list);
+}

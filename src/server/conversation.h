@@ -1,0 +1,12 @@
+/* server/conversation.h: /v1/conversations: messages that the server keeps, so that a client sends only
+ * the new one. In memory: they end with the process. */
+#ifndef PAGED_SERVER_CONVERSATION_H
+#define PAGED_SERVER_CONVERSATION_H
+
+#include "server/server.h"
+
+/* id: of the path, "" for the collection; action: what follows it, "" for nothing. */
+void paged__conversation_route(paged__conn *conn, const char *id, const char *action);
+void paged__conversations_free(paged__server *server);
+
+#endif

@@ -1,0 +1,290 @@
+/* server/server.c: see server.h. Listening, the loop, signals and how it ends. */
+#include "server/server.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <event2/listener.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "server/blocks.h"
+#include "server/conversation.h"
+#include "server/generate.h"
+#include "server/metrics.h"
+
+enum { BACKLOG = 1024, LISTEN_AGAIN_MS = 100 };
+
+/* ---- connections ---- */
+
+void paged__server_remember(paged__server *s, paged__conn *c) {
+    c->next = s->conns;
+    if (s->conns) s->conns->prev = c;
+    s->conns = c;
+    s->n_conns++;
+}
+
+/* The last one of a server that drains ends the loop. */
+void paged__server_forget(paged__server *s, paged__conn *c) {
+    if (c->prev)
+        c->prev->next = c->next;
+    else
+        s->conns = c->next;
+    if (c->next) c->next->prev = c->prev;
+    s->n_conns--;
+    if (s->draining && s->n_conns == 0) event_base_loopexit(s->base, NULL);
+}
+
+static void name_peer(const struct sockaddr *address, char *out, size_t capacity) {
+    char host[INET6_ADDRSTRLEN] = "?";
+    int port = 0;
+    if (address->sa_family == AF_INET) {
+        const struct sockaddr_in *in = (const struct sockaddr_in *)(const void *)address;
+        inet_ntop(AF_INET, &in->sin_addr, host, sizeof host);
+        port = ntohs(in->sin_port);
+    } else if (address->sa_family == AF_INET6) {
+        const struct sockaddr_in6 *in = (const struct sockaddr_in6 *)(const void *)address;
+        inet_ntop(AF_INET6, &in->sin6_addr, host, sizeof host);
+        port = ntohs(in->sin6_port);
+    }
+    snprintf(out, capacity, strchr(host, ':') ? "[%s]:%d" : "%s:%d", host, port);
+}
+
+static void on_accept(struct evconnlistener *listener, evutil_socket_t fd, struct sockaddr *address, int len,
+                      void *user) {
+    paged__server *s = user;
+    (void)listener, (void)len;
+    if (s->n_conns >= s->config.max_connections) {
+        static const char full[] =
+            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: 107\r\n"
+            "Retry-After: 1\r\nConnection: close\r\n\r\n"
+            "{\"error\":{\"message\":\"too many connections\",\"type\":\"unavailable_error\",\"param\":null,"
+            "\"code\":503}}               ";
+        (void)!write(fd, full, sizeof full - 1);
+        close(fd);
+        return;
+    }
+    char peer[64];
+    name_peer(address, peer, sizeof peer);
+    paged__conn_open(s, fd, peer);
+}
+
+static void on_listen_again(evutil_socket_t fd, short what, void *user) {
+    paged__server *s = user;
+    (void)fd, (void)what;
+    if (s->listener) evconnlistener_enable(s->listener);
+}
+
+/* Out of descriptors, as a rule: without a pause the loop would turn at full speed. */
+static void on_accept_error(struct evconnlistener *listener, void *user) {
+    paged__server *s = user;
+    const struct timeval pause = {0, LISTEN_AGAIN_MS * 1000};
+    evconnlistener_disable(listener);
+    event_add(s->listen_again, &pause);
+}
+
+/* ---- the end ---- */
+
+static void on_drained(evutil_socket_t fd, short what, void *user) {
+    paged__server *s = user;
+    (void)fd, (void)what;
+    event_base_loopexit(s->base, NULL);
+}
+
+static void drain(paged__server *s) {
+    const struct timeval most = {s->config.drain_timeout_ms / 1000,
+                                 (s->config.drain_timeout_ms % 1000) * 1000};
+    s->draining = true;
+    if (s->listener) evconnlistener_free(s->listener);
+    s->listener = NULL;
+    event_add(s->drain_timer, &most);
+    for (paged__conn *c = s->conns, *next; c; c = next) {
+        next = c->next;
+        paged__conn_drain(c);
+    }
+    if (s->n_conns == 0) event_base_loopexit(s->base, NULL);
+}
+
+static void on_signal(evutil_socket_t fd, short what, void *user) {
+    paged__server *s = user;
+    (void)fd, (void)what;
+    if (s->draining)
+        event_base_loopexit(s->base, NULL);
+    else
+        drain(s);
+}
+
+/* ---- the model ---- */
+
+static void on_service(evutil_socket_t fd, short what, void *user) {
+    (void)fd, (void)what;
+    paged__generate_news(user);
+}
+
+typedef struct facts {
+    paged_engine_info info;
+} facts;
+
+static void get_facts(paged_engine *engine, void *user) {
+    facts *f = user;
+    paged_engine_get_info(engine, &f->info);
+}
+
+static void on_opened(evutil_socket_t fd, short what, void *user) {
+    paged__server *s = user;
+    paged__server_model *model = NULL;
+    (void)what;
+    if (read(fd, &model, sizeof model) != sizeof model) return;
+    if (model->service) {
+        facts f;
+        paged_service_call(model->service, get_facts, &f);
+        s->info = f.info;
+        s->world = model->world;
+        s->path = model->path;
+        s->service = model->service;
+        s->news_ns = paged__now_ns();
+        paged_model_get_info(s->world.model, &s->model_info);
+        s->service_event =
+            event_new(s->base, paged_service_fd(s->service), EV_READ | EV_PERSIST, on_service, s);
+        s->failed = !s->service_event || event_add(s->service_event, NULL) != 0;
+    } else {
+        s->failed = true;
+    }
+    paged__free(model);
+    if (s->failed)
+        event_base_loopexit(s->base, NULL);
+    else if (s->config.on_ready)
+        s->config.on_ready(s->config.user, s->port);
+}
+
+void paged__server_open(paged__server *s, const paged__server_model *model) {
+    /* A copy travels through the pipe, so that the caller's may go. */
+    paged__server_model *copy = paged__alloc(1, sizeof *copy);
+    if (copy) *copy = *model;
+    if (!copy || write(s->opened_fds[1], &copy, sizeof copy) != sizeof copy) raise(SIGTERM);
+}
+
+bool paged__server_is_stalled(const paged__server *s) {
+    const uint64_t quiet_ms = (paged__now_ns() - s->news_ns) / 1000000;
+    return s->n_running > s->n_blocked && quiet_ms > (uint64_t)s->config.stall_ms;
+}
+
+/* ---- the log ---- */
+
+void paged__server_log(paged__server *s, const paged__conn *c) {
+    const double ms = (double)(paged__now_ns() - c->start_ns) / 1e6;
+    paged__metrics_http(s->metrics, c->status);
+    if (!s->config.access_log) return;
+    char now[40];
+    const time_t seconds = time(NULL);
+    struct tm tm;
+    strftime(now, sizeof now, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&seconds, &tm));
+    const char *method = c->http.method ? c->http.method : "", *path = c->http.path ? c->http.path : "";
+    json_t *line = json_pack("{s:s, s:s, s:s, s:o, s:o, s:i, s:f, s:I}", "time", now, "id", c->request_id,
+                             "client", c->peer, "method", paged__json_text(method, strlen(method)), "path",
+                             paged__json_text(path, strlen(path)), "status", c->status, "ms", ms, "bytes",
+                             (json_int_t)c->n_sent);
+    if (line && c->prompt_tokens >= 0) {
+        json_object_set_new(line, "prompt_tokens", json_integer(c->prompt_tokens));
+        json_object_set_new(line, "completion_tokens", json_integer(c->completion_tokens));
+    }
+    char *text = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(6)) : NULL;
+    json_decref(line);
+    if (text) {
+        fprintf(s->config.access_log, "%s\n", text);
+        fflush(s->config.access_log);
+    }
+    free(text);
+}
+
+/* ---- create, run, free ---- */
+
+static bool listen_on(paged__server *s, const struct addrinfo *a) {
+    s->listener = evconnlistener_new_bind(s->base, on_accept, s,
+                                          LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC | LEV_OPT_REUSEABLE,
+                                          BACKLOG, a->ai_addr, (int)a->ai_addrlen);
+    if (!s->listener) return false;
+    evconnlistener_set_error_cb(s->listener, on_accept_error);
+    struct sockaddr_storage bound;
+    socklen_t len = sizeof bound;
+    if (getsockname(evconnlistener_get_fd(s->listener), (struct sockaddr *)&bound, &len) == 0)
+        s->port =
+            ntohs(bound.ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)(const void *)&bound)->sin6_port
+                                              : ((const struct sockaddr_in *)(const void *)&bound)->sin_port);
+    return true;
+}
+
+static paged_status start_listening(paged__server *s, paged_error *err) {
+    const struct addrinfo hints = {
+        .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+    struct addrinfo *found = NULL;
+    char port[16];
+    snprintf(port, sizeof port, "%d", s->config.port);
+    const int rc = getaddrinfo(s->config.host, port, &hints, &found);
+    if (rc != 0)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "host '%s': %s", s->config.host, gai_strerror(rc));
+    for (const struct addrinfo *a = found; a && !s->listener; a = a->ai_next) listen_on(s, a);
+    const int reason = errno;
+    freeaddrinfo(found);
+    if (s->listener) return PAGED_OK;
+    return paged__fail(err, PAGED_ERR_IO, "cannot listen on %s port %d: %s", s->config.host, s->config.port,
+                       strerror(reason));
+}
+
+paged_status paged__server_create(const paged__server_config *config, paged__server **out, paged_error *err) {
+    paged__server *s = paged__calloc(1, sizeof *s);
+    if (!s) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a server");
+    s->config = *config;
+    s->started = (int64_t)time(NULL);
+    s->opened_fds[0] = s->opened_fds[1] = -1;
+    if (getrandom(&s->boot, sizeof s->boot, 0) != sizeof s->boot) s->boot = paged__now_ns();
+    s->base = event_base_new();
+    s->metrics = paged__metrics_create();
+    paged_status status = PAGED_ERR_NO_MEMORY;
+    if (!s->base || !s->metrics || pipe2(s->opened_fds, O_CLOEXEC) != 0) goto fail;
+    s->listen_again = evtimer_new(s->base, on_listen_again, s);
+    s->drain_timer = evtimer_new(s->base, on_drained, s);
+    s->opened_event = event_new(s->base, s->opened_fds[0], EV_READ, on_opened, s);
+    s->signals[0] = evsignal_new(s->base, SIGTERM, on_signal, s);
+    s->signals[1] = evsignal_new(s->base, SIGINT, on_signal, s);
+    if (!s->listen_again || !s->drain_timer || !s->opened_event || event_add(s->opened_event, NULL) != 0)
+        goto fail;
+    for (int32_t i = 0; i < 2; i++)
+        if (!s->signals[i] || event_add(s->signals[i], NULL) != 0) goto fail;
+    status = start_listening(s, err);
+    if (status != PAGED_OK) goto fail;
+    *out = s;
+    return PAGED_OK;
+fail:
+    if (status == PAGED_ERR_NO_MEMORY) paged__fail(err, status, "no memory for a server");
+    paged__server_free(s);
+    return status;
+}
+
+bool paged__server_run(paged__server *s) {
+    event_base_dispatch(s->base);
+    return !s->failed;
+}
+
+void paged__server_free(paged__server *s) {
+    if (!s) return;
+    s->draining = true;
+    while (s->conns) paged__conn_free(s->conns);
+    paged__conversations_free(s);
+    paged__map_free(s);
+    if (s->listener) evconnlistener_free(s->listener);
+    struct event *events[] = {s->listen_again, s->drain_timer, s->service_event,
+                              s->opened_event, s->signals[0],  s->signals[1]};
+    for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
+        if (events[i]) event_free(events[i]);
+    for (int32_t i = 0; i < 2; i++)
+        if (s->opened_fds[i] >= 0) close(s->opened_fds[i]);
+    if (s->base) event_base_free(s->base);
+    paged__metrics_free(s->metrics);
+    paged__free(s);
+}
