@@ -16,7 +16,7 @@
 
 enum { LOOKS_PER_S = 10 };
 
-/* States, a letter each: f free, c cached, u used by one, s shared, t divided into tiles of packed tails; a
+/* States, a letter each: . free and its memory not taken from the system, f free, c cached, u used by one, s shared, t divided into tiles of packed tails; a
  * capital U or S: the last, partly filled block of a request. */
 typedef struct cell {
     char state;
@@ -46,18 +46,22 @@ static cell *cells_of(const look *l) {
 
 /* ---- looking ---- */
 
-static char state_of(const paged__block *b) {
-    switch ((paged__block_state)b->state) {
-    case PAGED__BLOCK_CACHED:
-        return 'c';
-    case PAGED__BLOCK_DIVIDED:
-        return 't';
-    case PAGED__BLOCK_USED:
-        return b->refs > 1 ? 's' : 'u';
-    case PAGED__BLOCK_FREE:
+static cell cell_of(const paged_cache *cache, int32_t block) {
+    paged_block_view view = {0};
+    paged_cache_blocks(cache, 0, block, 1, &view);
+    switch (view.state) {
+    case PAGED_BLOCK_CACHED:
+        return (cell){'c', 0, 0};
+    case PAGED_BLOCK_TAILS:
+        return (cell){'t', view.refs, 0};
+    case PAGED_BLOCK_USED:
+        return (cell){view.refs > 1 ? 's' : 'u', view.refs, 0};
+    case PAGED_BLOCK_FREE:
+        return (cell){view.backed ? 'f' : '.', 0, 0};
+    case PAGED_BLOCK_ABSENT:
         break;
     }
-    return 'f';
+    return (cell){'.', 0, 0};
 }
 
 static void look_at_request(const paged_engine *e, const paged__request *r, look *l) {
@@ -90,7 +94,7 @@ static void take_look(paged_engine *e, void *user) {
     l->cells.len = l->requests.len = 0;
     l->ok = true;
     for (int32_t b = 0; l->ok && b < g->n_ids; b++) {
-        const cell c = {state_of(&g->blocks[b]), g->blocks[b].refs, 0};
+        const cell c = cell_of(e->cache, b);
         l->ok = paged__buffer_append(&l->cells, &c, sizeof c);
     }
     for (int32_t i = 0; l->ok && i < e->n_running; i++) look_at_request(e, e->running[i], l);
@@ -211,6 +215,10 @@ static bool make_map(paged__server *s) {
     return true;
 }
 
+void paged__map_close(paged__server *s) {
+    while (s->map && s->map->n_watchers > 0) paged__stream_end(s->map->watchers[--s->map->n_watchers]);
+}
+
 void paged__map_free(paged__server *s) {
     if (!s->map) return;
     event_free(s->map->timer);
@@ -237,7 +245,7 @@ static void look_at_block(paged_engine *e, void *user) {
     f->exists = f->block >= 0 && f->block < g->n_ids;
     if (!f->exists) return;
     const paged__block *b = &g->blocks[f->block];
-    f->cell = (cell){state_of(b), b->refs, 0};
+    f->cell = cell_of(cache, f->block);
     f->position = -1;
     if (b->indexed) {
         f->n_tokens = cache->nodes[b->node].n_tokens;

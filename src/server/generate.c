@@ -403,7 +403,6 @@ static bool check_model(paged__conn *conn, const json_t *body) {
 
 /* The memory of a generation whose request has been read. */
 static bool make_answers(generation *g) {
-    paged__server *s = g->conn->server;
     g->n_answers = g->request.n_prompts * g->request.request.n;
     g->answers = paged__calloc((size_t)g->n_answers, sizeof *g->answers);
     if (!g->answers) return false;
@@ -413,9 +412,16 @@ static bool make_answers(generation *g) {
     }
     g->created = (int64_t)time(NULL);
     g->submit_ns = paged__now_ns();
+    return true;
+}
+
+/* The answer's name ends in the engine's id of the request, so that it is found in /paged/blocks. */
+static bool name_answer(generation *g, paged_error *err) {
     snprintf(g->id, sizeof g->id, "%s-%08x%08llx", g->request.is_chat ? "chatcmpl" : "cmpl",
-             (unsigned)s->boot, (unsigned long long)++s->n_requests);
-    return !g->request.stream || begin_chunk(g);
+             (unsigned)g->conn->server->boot, (unsigned long long)g->answers[0].id);
+    if (!g->request.stream || begin_chunk(g)) return true;
+    paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a stream");
+    return false;
 }
 
 void paged__generate(paged__conn *conn, json_t *body, bool is_chat, const paged__ending *ending) {
@@ -445,7 +451,7 @@ void paged__generate(paged__conn *conn, json_t *body, bool is_chat, const paged_
         paged__fail(&err, PAGED_ERR_UNSUPPORTED, "logprobs of an echoed prompt cannot be streamed");
         ok = false;
     }
-    ok = ok && make_answers(g) && submit_all(g, &err);
+    ok = ok && make_answers(g) && submit_all(g, &err) && name_answer(g, &err);
     if (!ok) {
         tell_gone(g);
         free_generation(g);

@@ -48,7 +48,7 @@ let before = null;
 function metricsOf(text) {
   const out = {};
   for (const line of text.split("\n")) {
-    const m = line.match(/^([a-zA-Z_:]\w*)(?:\{([^}]*)\})? (\S+)/);
+    const m = line.match(/^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)/);
     if (!m) continue;
     const kind = m[2]?.match(/(?:kind|state)="([^"]*)"/)?.[1];
     out[kind ? `${m[1]}.${kind}` : m[1]] = Number(m[3]);

@@ -215,10 +215,9 @@ function tokenNode(piece, i) {
 async function showTokens() {
   const chat = current;
   try {
-    const {tokens, pieces} = await postJson("/tokenize", {messages: asked(), add_generation_prompt: false, with_pieces: true});
+    const {token_strs} = await postJson("/tokenize", {messages: asked(), add_generation_prompt: false, return_token_strs: true});
     if (chat !== current) return;
-    const list = pieces ?? tokens.map(t => t.piece);
-    box.replaceChildren(...list.map((p, i) => tokenNode(typeof p === "string" ? p : "�", i)));
+    box.replaceChildren(...token_strs.map(tokenNode));
     map.mark(chat.table);
   } catch (error) {
     box.textContent = error.message;
