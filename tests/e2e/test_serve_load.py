@@ -1,7 +1,7 @@
 """Goal: many clients at once, some of which leave or hardly read, cost nobody his answer, and nothing stays behind. Method: streams
 over loopback; every text that ends equals the one of the same request alone; blocks and memory come back.
 
-A minute of 64 clients with PAGED_LONG=1, a few seconds without."""
+Ten minutes of 64 clients with PAGED_LONG=1, a few seconds without."""
 import asyncio
 import io
 import json
@@ -13,7 +13,7 @@ import pytest
 from serving import Server, raw_request, read_response
 
 LONG = os.environ.get("PAGED_LONG") == "1"
-SECONDS = 600 if LONG else 5
+SECONDS = 600 if LONG else 4
 WORDS = "one two three four five six seven eight nine ten red green blue house tree river".split()
 
 
@@ -61,8 +61,7 @@ def test_a_client_that_leaves_frees_its_blocks(server):
 
 def test_a_slow_reader_costs_bounded_memory_and_delays_nobody(server):
     resident = server.metrics()["process_resident_memory_bytes"]
-    wide = {"prompt": "Count: one two three", "max_tokens": 480, "ignore_eos": True, "stream": True, "temperature": 0, "n": 8,
-            "logprobs": 20}
+    wide = {"prompt": "Count: one two three", "max_tokens": 480, "ignore_eos": True, "stream": True, "temperature": 0, "n": 8}
     with server.connect(receive_bytes=2048) as slow, slow.makefile("rb", buffering=0) as file:
         slow.sendall(raw_request("/v1/completions", wide))
         begun = file.read(1)
@@ -88,7 +87,7 @@ def test_a_slow_reader_costs_bounded_memory_and_delays_nobody(server):
         if event.startswith("data: {"):
             choice = json.loads(event[6:])["choices"][0]
             texts[choice["index"]] += choice["text"]
-    assert set(texts) == {text_of(server, dict(wide, n=1, logprobs=None))}
+    assert set(texts) == {text_of(server, dict(wide, n=1))}
     server.wait_idle()
 
 
