@@ -107,16 +107,49 @@ PAGED_API void paged_detok_init(paged_detok *detok, const paged_tokenizer *tok, 
 PAGED_API int32_t paged_detok_push(paged_detok *detok, int32_t token, char *out);
 PAGED_API int32_t paged_detok_finish(paged_detok *detok, char *out);
 
-/* ---- chat ---- */
+/* ---- chat ----
+ *
+ * The chat template of the file, a program in a part of Jinja (docs/chat-templates.md), is compiled when
+ * the model
+ * is loaded and rendered here. Text of the template may become control tokens; what comes from a message or a
+ * variable never does, whatever the template does with it.
+ */
 
 typedef struct paged_message {
-    const char *role;    /* "system", "user", "assistant" */
+    const char *role;    /* "system", "developer", "user", "assistant", "tool", "function" */
     const char *content; /* UTF-8; never becomes a control token */
 } paged_message;
 
-/* The model's chat template applied to messages, as tokens (BOS where the file says so, once) and, if text is
- * not NULL, as text [text_capacity] with a final 0. add_generation_prompt opens the assistant's turn. Errors:
- * UNSUPPORTED (no template, or one that is not ChatML), LIMIT (capacity), INVALID_ARG (unknown role). */
+typedef struct paged_chat {
+    size_t struct_size;
+    const paged_message *messages; /* [n_messages] */
+    int32_t n_messages;
+    const char *
+        /* instead of them: a JSON list, with tool_calls and whatever else the template knows */
+        messages_json;
+    const char
+        *variables_json; /* a JSON object, each member a variable: tools, enable_thinking, …; NULL: none */
+    bool add_generation_prompt; /* opens the assistant's turn */
+    int64_t now_s;              /* Unix time, for templates that tell the date; 0: now */
+} paged_chat;
+
+typedef struct paged_prompt {
+    char *text; /* [text_len + 1], with a final 0; as the template wrote it */
+    size_t text_len;
+    int32_t *tokens; /* [n_tokens] with BOS once, where the template prints it or the file asks for it */
+    int32_t n_tokens;
+} paged_prompt;
+
+/* The caller frees the prompt. Errors: UNSUPPORTED (no template, or one that uses what we do not have),
+ * FORMAT (a
+ * broken template, bad JSON), INVALID_ARG (a role that is not listed above, or a chat that the template
+ * refuses: its message), LIMIT (steps, memory, output), NO_MEMORY. */
+PAGED_API paged_status paged_chat_render(const paged_model *model, const paged_chat *chat, paged_prompt *out,
+                                         paged_error *err);
+PAGED_API void paged_prompt_free(paged_prompt *prompt); /* a zeroed one is fine */
+
+/* paged_chat_render into arrays of the caller: tokens [capacity] and, if text is not NULL, text
+ * [text_capacity] with a final 0. Errors also: LIMIT (capacity). */
 PAGED_API paged_status paged_chat_tokenize(const paged_model *model, const paged_message *messages,
                                            int32_t n_messages, bool add_generation_prompt, int32_t *tokens,
                                            int32_t capacity, int32_t *n_tokens, char *text,

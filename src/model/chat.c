@@ -1,199 +1,178 @@
-/* model/chat.c: ChatML, piece by piece.
+/* model/chat.c: a chat to text and tokens.
  *
- *     <|im_start|>ROLE\nCONTENT<|im_end|>\n   for each message, then <|im_start|>assistant\n
- *
- * The two border tokens are put in by their ids; role and content are tokenized together as raw text, in
- * which control tokens are ordinary characters. So content never becomes a border, and harmless content gives
- * the tokens of the whole text. Of the model's template only these facts are read: that it is ChatML, its
- * default system message (a plain literal), whether it prints BOS and whether it trims content.
+ * The variables are those that transformers gives: messages, add_generation_prompt, bos_token, eos_token,
+ * tools and
+ * documents (none unless the caller has some). Everything of the caller is raw, so that it never becomes a
+ * control
+ * token; a role from the list below is the template's word, since templates write '<|' + role + '|>'.
  */
 #include "model/chat.h"
 
-static const char start_text[] = "<|im_start|>", end_text[] = "<|im_end|>", assistant_text[] = "assistant\n";
+#include <time.h>
 
-typedef struct output {
+#include "model/jinja/jinja.h"
+
+static const char *const roles[] = {"system", "developer", "user", "assistant", "tool", "function"};
+
+struct paged__chat_template {
     const paged_tokenizer *tok;
-    paged_error *err;
-    int32_t *tokens; /* [n_tokens of capacity] */
-    int32_t n_tokens, capacity;
-    char *text; /* [n_text of text_capacity] or NULL: not wanted */
-    size_t n_text, text_capacity;
-    int32_t start, end; /* control tokens */
-} output;
+    paged__jinja *jinja; /* NULL: `broken` says why */
+    paged_error broken;
+    char bos[PAGED_DETOK_MAX], eos[PAGED_DETOK_MAX]; /* "" if there is none */
+    size_t bos_len, eos_len;
+};
 
-static paged_status put_text(output *o, const char *text, size_t len) {
-    if (!o->text) return PAGED_OK;
-    if (len >= o->text_capacity - o->n_text)
-        return paged__fail(o->err, PAGED_ERR_LIMIT, "the chat as text needs more than %zu bytes",
-                           o->text_capacity);
-    if (len) memcpy(o->text + o->n_text, text, len);
-    o->n_text += len;
+static size_t token_text(const paged_tokenizer *tok, int32_t token, char out[PAGED_DETOK_MAX]) {
+    const int32_t n = token < 0 ? 0 : paged_token_bytes(tok, token, true, out, PAGED_DETOK_MAX);
+    return n > 0 && n <= PAGED_DETOK_MAX ? (size_t)n : 0;
+}
+
+paged_status paged__chat_create(const char *text, const paged_tokenizer *tok, paged__chat_template **out,
+                                paged_error *err) {
+    paged__chat_template *t = paged__calloc(1, sizeof *t);
+    if (!t) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a chat template");
+    t->tok = tok;
+    t->bos_len = token_text(tok, paged_token_bos(tok), t->bos);
+    t->eos_len = token_text(tok, paged_token_eos(tok), t->eos);
+    const paged_status status = paged__jinja_compile(text, strlen(text), NULL, &t->jinja, &t->broken);
+    if (status == PAGED_ERR_NO_MEMORY) {
+        paged__fail(err, status, "%s", t->broken.message);
+        paged__chat_free(t);
+        return status;
+    }
+    if (status) paged__log(PAGED_LOG_WARN, "%s; the model cannot chat", t->broken.message);
+    *out = t;
     return PAGED_OK;
 }
 
-static paged_status put_token(output *o, int32_t id, const char *text) {
-    if (o->n_tokens == o->capacity)
-        return paged__fail(o->err, PAGED_ERR_LIMIT, "the chat has more than %d tokens", o->capacity);
-    o->tokens[o->n_tokens++] = id;
-    return put_text(o, text, strlen(text));
+void paged__chat_free(paged__chat_template *t) {
+    if (!t) return;
+    paged__jinja_free(t->jinja);
+    paged__free(t);
 }
 
-static paged_status put_raw(output *o, const char *text, size_t len, uint32_t flags) {
-    int32_t n = 0;
-    paged_status status = paged_tokenize(o->tok, text, len, flags, o->tokens + o->n_tokens,
-                                         o->capacity - o->n_tokens, &n, o->err);
-    if (status) return status;
-    o->n_tokens += n;
-    return put_text(o, text, len);
+void paged_prompt_free(paged_prompt *prompt) {
+    paged__free(prompt->text);
+    paged__free(prompt->tokens);
+    *prompt = (paged_prompt){0};
 }
 
-/* ---- the template ---- */
+/* ---- variables ---- */
 
-/* Copies the string literal that begins at the quote *p, without its quotes and escapes, into out
- * [strlen(p)]; *p is then behind it. False: it does not end. */
-static bool read_literal(const char **p, char *out) {
-    const char quote = **p;
-    const char *in = *p + 1;
-    for (; *in && *in != quote; in++) {
-        if (*in == '\\' && in[1]) {
-            in++;
-            *out++ = *in == 'n' ? '\n' : *in == 't' ? '\t' : *in == 'r' ? '\r' : *in;
-        } else {
-            *out++ = *in;
-        }
-    }
-    *out = 0;
-    *p = in;
-    if (!*in) return false;
-    *p = in + 1;
-    return true;
-}
-
-static const char *skip_blank(const char *p) {
-    return p + strspn(p, " \t\r\n-");
-}
-
-static bool is_system_message(const char *text) {
-    static const char begin[] = "<|im_start|>system\n";
-    const char *end = strstr(text, end_text);
-    if (strncmp(text, begin, sizeof begin - 1) != 0 || !end) return false;
-    end += sizeof end_text - 1;
-    return strspn(end, "\n") == strlen(end);
-}
-
-/* The first {{ 'literal' }} that is a whole system message, into out [strlen(chat_template) + 1]; "" if there
- * is none. */
-static void find_default_system(const char *chat_template, char *out) {
-    for (const char *p = chat_template; (p = strstr(p, "{{")) != NULL;) {
-        p = skip_blank(p + 2);
-        if (*p != '\'' && *p != '"') continue;
-        if (!read_literal(&p, out)) break;
-        if (is_system_message(out) && strncmp(skip_blank(p), "}}", 2) == 0) return;
-    }
-    *out = 0;
-}
-
-static bool trims_content(const char *chat_template) {
-    static const char *const forms[] = {"content'] | trim", "content']|trim",   "content\"] | trim",
-                                        "content\"]|trim",  ".content | trim",  ".content|trim",
-                                        "content.strip()",  "content'].strip()"};
-    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++)
-        if (strstr(chat_template, forms[i])) return true;
+static bool is_role(const char *role, size_t len) {
+    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++)
+        if (strlen(roles[i]) == len && memcmp(role, roles[i], len) == 0) return true;
     return false;
 }
 
-/* ---- messages ---- */
-
-static paged_status put_message(output *o, const paged_message *m, bool trim) {
-    static const char blank[] = " \t\n\v\f\r";
-    const char *content = m->content;
-    size_t role_len = strlen(m->role), len = strlen(content);
-    while (trim && len && strchr(blank, content[0])) content++, len--;
-    while (trim && len && strchr(blank, content[len - 1])) len--;
-    char *raw = paged__alloc(role_len + 1 + len, 1);
-    if (!raw) return paged__fail(o->err, PAGED_ERR_NO_MEMORY, "no memory for a message of %zu bytes", len);
-    memcpy(raw, m->role, role_len);
-    raw[role_len] = '\n';
-    if (len) memcpy(raw + role_len + 1, content, len);
-    paged_status status = put_token(o, o->start, start_text);
-    if (!status) status = put_raw(o, raw, role_len + 1 + len, 0);
-    if (!status) status = put_token(o, o->end, end_text);
-    if (!status) status = put_raw(o, "\n", 1, 0);
-    paged__free(raw);
-    return status;
-}
-
-static bool is_role(const char *role) {
-    return role &&
-           (strcmp(role, "system") == 0 || strcmp(role, "user") == 0 || strcmp(role, "assistant") == 0);
-}
-
-static paged_status check_messages(const paged_message *messages, int32_t n, paged_error *err) {
-    if (n < 1 || !messages)
-        return paged__fail(err, PAGED_ERR_INVALID_ARG, "a chat needs at least one message, not %d", n);
-    for (int32_t i = 0; i < n; i++) {
-        if (!is_role(messages[i].role))
-            return paged__fail(err, PAGED_ERR_INVALID_ARG,
-                               "message %d has the role \"%.40s\", not system, user or assistant", i,
-                               messages[i].role ? messages[i].role : "(none)");
-        if (!messages[i].content)
-            return paged__fail(err, PAGED_ERR_INVALID_ARG, "message %d has no content", i);
+static paged_status check_messages(const paged_chat *chat, paged_error *err) {
+    if (chat->messages_json) return PAGED_OK;
+    if (chat->n_messages < 1 || !chat->messages)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "a chat needs at least one message, not %d",
+                           chat->n_messages);
+    for (int32_t i = 0; i < chat->n_messages; i++) {
+        const paged_message *m = &chat->messages[i];
+        if (!m->role || !is_role(m->role, strlen(m->role)))
+            return paged__fail(
+                err, PAGED_ERR_INVALID_ARG,
+                "message %d has the role \"%.40s\", not system, developer, user, assistant, tool or "
+                "function",
+                i, m->role ? m->role : "(none)");
+        if (!m->content) return paged__fail(err, PAGED_ERR_INVALID_ARG, "message %d has no content", i);
     }
     return PAGED_OK;
 }
 
-/* BOS once: printed where the template prints it, silent where only the file asks for it. */
-static paged_status put_bos(output *o, const char *chat_template) {
-    char text[PAGED_DETOK_MAX];
-    int32_t bos = paged_token_bos(o->tok);
-    bool printed = strstr(chat_template, "bos_token") != NULL;
-    if (bos < 0 || (!printed && !paged__tokenizer_adds_bos(o->tok))) return PAGED_OK;
-    int32_t len = printed ? paged_token_bytes(o->tok, bos, true, text, sizeof text - 1) : 0;
-    text[len] = 0;
-    return put_token(o, bos, text);
+static void set_variables(const paged__chat_template *t, const paged_chat *chat, paged__j_run *run) {
+    if (chat->messages_json)
+        paged__j_set_messages_json(run, chat->messages_json, strlen(chat->messages_json), is_role);
+    else
+        paged__j_set_messages(run, chat->messages, (size_t)chat->n_messages);
+    paged__j_set_bool(run, "add_generation_prompt", chat->add_generation_prompt);
+    paged__j_set_text(run, "bos_token", t->bos, t->bos_len, false);
+    paged__j_set_text(run, "eos_token", t->eos, t->eos_len, false);
+    paged__j_set_none(run, "tools");
+    paged__j_set_none(run, "documents");
+    if (chat->variables_json) paged__j_set_members(run, chat->variables_json, strlen(chat->variables_json));
 }
 
-static paged_status put_chat(output *o, const char *chat_template, const paged_message *messages,
-                             int32_t n_messages, bool add_generation_prompt) {
-    const bool trim = trims_content(chat_template);
-    char *message = paged__alloc(strlen(chat_template) + 1, 1);
-    if (!message) return paged__fail(o->err, PAGED_ERR_NO_MEMORY, "no memory for the chat template");
-    find_default_system(chat_template, message);
-    paged_status status = put_bos(o, chat_template);
-    if (!status && *message && strcmp(messages[0].role, "system") != 0)
-        status = put_raw(o, message, strlen(message), PAGED_TOKENIZE_CONTROL);
-    for (int32_t i = 0; !status && i < n_messages; i++) status = put_message(o, &messages[i], trim);
-    if (!status && add_generation_prompt) status = put_token(o, o->start, start_text);
-    if (!status && add_generation_prompt) status = put_raw(o, assistant_text, sizeof assistant_text - 1, 0);
-    paged__free(message);
+/* ---- rendering ---- */
+
+static paged_status render(const paged__chat_template *t, const paged_chat *chat, paged__j_rendered *out,
+                           paged_error *err) {
+    paged__j_run *run = NULL;
+    const int64_t now = chat->now_s ? chat->now_s : (int64_t)time(NULL);
+    paged_status status = paged__j_run_create(t->jinja, NULL, now, &run, err);
+    if (status) return status;
+    set_variables(t, chat, run);
+    status = paged__j_run_render(run, out, err);
+    paged__j_run_free(run);
     return status;
 }
 
-paged_status paged__chat_tokenize(const char *chat_template, const paged_tokenizer *tok,
-                                  const paged_message *messages, int32_t n_messages,
-                                  bool add_generation_prompt, int32_t *tokens, int32_t capacity,
-                                  int32_t *n_tokens, char *text, size_t text_capacity, paged_error *err) {
-    output o = {.tok = tok,
-                .err = err,
-                .tokens = tokens,
-                .capacity = PAGED_MAX(capacity, 0),
-                .text = text,
-                .text_capacity = text_capacity};
-    if (!chat_template || !*chat_template)
-        return paged__fail(err, PAGED_ERR_UNSUPPORTED, "the model has no chat template");
-    if (!strstr(chat_template, start_text) || !strstr(chat_template, end_text))
-        return paged__fail(err, PAGED_ERR_UNSUPPORTED, "the chat template is not ChatML: no %s and %s in it",
-                           start_text, end_text);
-    o.start = paged__tokenizer_find_control(tok, start_text);
-    o.end = paged__tokenizer_find_control(tok, end_text);
-    if (o.start < 0 || o.end < 0)
-        return paged__fail(err, PAGED_ERR_UNSUPPORTED,
-                           "the template is ChatML, but %s is no control token of the vocabulary",
-                           o.start < 0 ? start_text : end_text);
-    paged_status status = check_messages(messages, n_messages, err);
-    if (!status) status = put_chat(&o, chat_template, messages, n_messages, add_generation_prompt);
+/* BOS once: the template may print it, and else it is added where the file asks for it, unseen. */
+static paged_status tokenize(const paged__chat_template *t, const paged__j_rendered *text, paged_prompt *out,
+                             paged_error *err) {
+    const int32_t bos = paged_token_bos(t->tok);
+    if (text->len > INT32_MAX / 2)
+        return paged__fail(err, PAGED_ERR_LIMIT, "a chat of %zu bytes is too long", text->len);
+    const int32_t capacity = (int32_t)text->len + 9;
+    out->tokens = paged__alloc((size_t)capacity, sizeof *out->tokens);
+    if (!out->tokens) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %d tokens", capacity);
+    int32_t *tokens = out->tokens + 1, n = 0;
+    const paged_status status = paged__tokenize_marked(t->tok, text->bytes, text->raw, text->len,
+                                                       PAGED_TOKENIZE_CONTROL, tokens, capacity - 1, &n, err);
     if (status) return status;
-    *n_tokens = o.n_tokens;
-    if (text) text[o.n_text] = 0;
+    const bool add_bos = paged__tokenizer_adds_bos(t->tok) && (n == 0 || tokens[0] != bos);
+    if (add_bos)
+        out->tokens[0] = bos;
+    else if (n)
+        memmove(out->tokens, tokens, (size_t)n * sizeof *tokens);
+    out->n_tokens = n + add_bos;
     return PAGED_OK;
+}
+
+paged_status paged__chat_render(const paged__chat_template *t, const paged_chat *chat, paged_prompt *out,
+                                paged_error *err) {
+    paged_chat c = {0};
+    if (!chat || chat->struct_size < sizeof chat->struct_size || chat->struct_size > sizeof c)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "struct_size is %zu, this library knows up to %zu",
+                           chat ? chat->struct_size : 0, sizeof c);
+    memcpy(&c, chat, chat->struct_size);
+    if (!t) return paged__fail(err, PAGED_ERR_UNSUPPORTED, "the model has no chat template");
+    if (!t->jinja) return paged__fail(err, t->broken.status, "%s", t->broken.message);
+    paged__j_rendered text = {0};
+    paged_prompt prompt = {0};
+    paged_status status = check_messages(&c, err);
+    if (!status) status = render(t, &c, &text, err);
+    if (!status) status = tokenize(t, &text, &prompt, err);
+    prompt.text = text.bytes;
+    prompt.text_len = text.len;
+    paged__free(text.raw);
+    if (status)
+        paged_prompt_free(&prompt);
+    else
+        *out = prompt;
+    return status;
+}
+
+paged_status paged__chat_tokenize(const paged__chat_template *t, const paged_chat *chat, int32_t *tokens,
+                                  int32_t capacity, int32_t *n_tokens, char *text, size_t text_capacity,
+                                  paged_error *err) {
+    paged_prompt prompt;
+    paged_status status = paged__chat_render(t, chat, &prompt, err);
+    if (status) return status;
+    if (prompt.n_tokens > capacity)
+        status = paged__fail(err, PAGED_ERR_LIMIT, "the chat has %d tokens, room for %d", prompt.n_tokens,
+                             PAGED_MAX(capacity, 0));
+    else if (text && prompt.text_len >= text_capacity)
+        status = paged__fail(err, PAGED_ERR_LIMIT, "the chat as text has %zu bytes, room for %zu",
+                             prompt.text_len, text_capacity);
+    if (!status) {
+        if (prompt.n_tokens) memcpy(tokens, prompt.tokens, (size_t)prompt.n_tokens * sizeof *tokens);
+        if (text) memcpy(text, prompt.text, prompt.text_len + 1);
+        *n_tokens = prompt.n_tokens;
+    }
+    paged_prompt_free(&prompt);
+    return status;
 }

@@ -38,6 +38,7 @@ static paged_status load(paged_model *m, const char *path, const paged_model_con
     if ((s = paged__model_hparams(m, err))) return s;
     if ((s = paged__tokenizer_create(m->file, &m->tok, err))) return s;
     m->hp.n_vocab = paged_token_count(m->tok);
+    if (m->chat_template && (s = paged__chat_create(m->chat_template, m->tok, &m->chat, err))) return s;
     if (config->vocab_only) {
         m->vocab_only = true;
         return PAGED_OK;
@@ -78,6 +79,7 @@ void paged_model_free(paged_model *m) {
     paged__free(m->packed);
     paged__free(m->weights);
     paged__free(m->layers);
+    paged__chat_free(m->chat);
     paged__tokenizer_free(m->tok);
     paged__gguf_close(m->file);
     paged__free(m);
@@ -87,11 +89,19 @@ const paged_tokenizer *paged_model_tokenizer(const paged_model *m) {
     return m->tok;
 }
 
+paged_status paged_chat_render(const paged_model *m, const paged_chat *chat, paged_prompt *out,
+                               paged_error *err) {
+    return paged__chat_render(m->chat, chat, out, err);
+}
+
 paged_status paged_chat_tokenize(const paged_model *m, const paged_message *messages, int32_t n_messages,
                                  bool add_generation_prompt, int32_t *tokens, int32_t capacity,
                                  int32_t *n_tokens, char *text, size_t text_capacity, paged_error *err) {
-    return paged__chat_tokenize(m->chat_template, m->tok, messages, n_messages, add_generation_prompt, tokens,
-                                capacity, n_tokens, text, text_capacity, err);
+    const paged_chat chat = {.struct_size = sizeof chat,
+                             .messages = messages,
+                             .n_messages = n_messages,
+                             .add_generation_prompt = add_generation_prompt};
+    return paged__chat_tokenize(m->chat, &chat, tokens, capacity, n_tokens, text, text_capacity, err);
 }
 
 static void count_weight(paged_model_info *info, const paged__gguf_tensor *t) {

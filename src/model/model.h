@@ -11,6 +11,7 @@
 #ifndef PAGED_MODEL_MODEL_H
 #define PAGED_MODEL_MODEL_H
 
+#include "model/chat.h"
 #include "model/gguf.h"
 #include "model/rope.h"
 #include "model/tokenizer.h"
@@ -75,6 +76,7 @@ struct paged_model {
     const struct paged__arch *arch;
     paged__hparams hp;
     const char *name, *chat_template; /* in `file`; chat_template NULL: none */
+    paged__chat_template *chat;       /* compiled; NULL: none */
     bool vocab_only;
 
     paged__weight *weights; /* [n_weights] every matrix that is used, in the order of loading */

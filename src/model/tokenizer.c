@@ -317,8 +317,9 @@ static void narrow(const paged_tokenizer *tok, size_t depth, uint8_t c, int32_t 
     }
 }
 
-/* The longest special token that text [len > 0] begins with; -1: none. */
-static int32_t match_special(const paged_tokenizer *tok, const char *text, size_t len, bool control,
+/* The longest special token that text [len > 0] begins with, a control token only if it lies in the first
+ * `n_control` bytes; -1: none. */
+static int32_t match_special(const paged_tokenizer *tok, const char *text, size_t len, size_t n_control,
                              size_t *match_len) {
     int32_t low = tok->special_from[(uint8_t)text[0]], high = tok->special_from[(uint8_t)text[0] + 1],
             best = -1;
@@ -329,7 +330,7 @@ static int32_t match_special(const paged_tokenizer *tok, const char *text, size_
             int32_t id = tok->specials[i];
             paged__piece(&tok->pieces, id, &piece_len);
             if (piece_len > depth) break;
-            if (!control && tok->types[id] != PAGED__TOKEN_USER) continue;
+            if (depth > n_control && tok->types[id] != PAGED__TOKEN_USER) continue;
             best = id;
             *match_len = depth;
             break;
@@ -360,13 +361,20 @@ static size_t dropped_after(const paged_tokenizer *tok, int32_t id, const char *
     return n;
 }
 
-static paged_status encode(paged__encoder *e, const char *text, size_t len, uint32_t flags) {
+/* Control tokens are found between the bytes that `raw` [len] marks with 1; NULL: none is marked. */
+static paged_status encode(paged__encoder *e, const char *text, const uint8_t *raw, size_t len,
+                           uint32_t flags) {
     const paged_tokenizer *tok = e->tok;
     const bool control = (flags & PAGED_TOKENIZE_CONTROL) != 0, add = (flags & PAGED_TOKENIZE_SPECIAL) != 0;
-    size_t begin = 0, match_len = 0;
+    size_t begin = 0, match_len = 0, control_end = control && !raw ? len : 0;
     paged_status status = add && tok->add_bos ? paged__emit(e, tok->bos) : PAGED_OK;
     for (size_t pos = 0; !status && pos < len && (control || tok->has_user_tokens);) {
-        int32_t id = match_special(tok, text + pos, len - pos, control, &match_len);
+        if (control && pos >= control_end && !raw[pos]) {
+            const uint8_t *next = memchr(raw + pos, 1, len - pos);
+            control_end = next ? (size_t)(next - raw) : len;
+        }
+        const size_t n_control = control_end > pos ? control_end - pos : 0;
+        int32_t id = match_special(tok, text + pos, len - pos, n_control, &match_len);
         if (id < 0) {
             pos++;
             continue;
@@ -381,15 +389,16 @@ static paged_status encode(paged__encoder *e, const char *text, size_t len, uint
     return status;
 }
 
-paged_status paged_tokenize(const paged_tokenizer *tok, const char *text, size_t text_len, uint32_t flags,
-                            int32_t *tokens, int32_t capacity, int32_t *n_tokens, paged_error *err) {
+paged_status paged__tokenize_marked(const paged_tokenizer *tok, const char *text, const uint8_t *raw,
+                                    size_t text_len, uint32_t flags, int32_t *tokens, int32_t capacity,
+                                    int32_t *n_tokens, paged_error *err) {
     if (text_len > INT32_MAX - 8)
         return paged__fail(err, PAGED_ERR_LIMIT, "a text of %zu bytes is too long, at most %d", text_len,
                            INT32_MAX - 8);
     paged__encoder e = {.tok = tok, .err = err};
     paged_status status = PAGED_OK;
     if (tok->presplit) status = paged__presplit_state_create(&e.split, err);
-    if (!status) status = encode(&e, text, text_len, flags);
+    if (!status) status = encode(&e, text, raw, text_len, flags);
     if (!status && e.n_out > (size_t)PAGED_MAX(capacity, 0))
         status = paged__fail(err, PAGED_ERR_LIMIT, "the text has %zu tokens, room for %d", e.n_out, capacity);
     if (!status) {
@@ -403,9 +412,7 @@ paged_status paged_tokenize(const paged_tokenizer *tok, const char *text, size_t
     return status;
 }
 
-int32_t paged__tokenizer_find_control(const paged_tokenizer *tok, const char *text) {
-    size_t len = strlen(text), match_len = 0;
-    if (len == 0) return -1;
-    int32_t id = match_special(tok, text, len, true, &match_len);
-    return id >= 0 && match_len == len && tok->types[id] == PAGED__TOKEN_CONTROL ? id : -1;
+paged_status paged_tokenize(const paged_tokenizer *tok, const char *text, size_t text_len, uint32_t flags,
+                            int32_t *tokens, int32_t capacity, int32_t *n_tokens, paged_error *err) {
+    return paged__tokenize_marked(tok, text, NULL, text_len, flags, tokens, capacity, n_tokens, err);
 }

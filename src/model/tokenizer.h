@@ -15,7 +15,10 @@ const char *paged__tokenizer_kind(const paged_tokenizer *tok); /* "gpt2", "llama
 const char *paged__tokenizer_pre(const paged_tokenizer *tok);  /* "smollm", "" */
 bool paged__tokenizer_adds_bos(const paged_tokenizer *tok);
 
-/* Whole text to one control token of exactly this text; -1: none. */
-int32_t paged__tokenizer_find_control(const paged_tokenizer *tok, const char *text);
+/* As paged_tokenize. Where raw [text_len] is 1 the text is ordinary characters, whatever the flags say;
+ * NULL: it is nowhere. */
+paged_status paged__tokenize_marked(const paged_tokenizer *tok, const char *text, const uint8_t *raw,
+                                    size_t text_len, uint32_t flags, int32_t *tokens, int32_t capacity,
+                                    int32_t *n_tokens, paged_error *err);
 
 #endif
