@@ -308,6 +308,13 @@ def test_a_load_without_end_is_refused(paged):
     assert time.monotonic() - started < 5
 
 
+def test_the_longest_context(paged, tmp_path):
+    longest = "smollm2-135m", "--ctx", 2**31 - 1
+    got = plan(paged, *longest, "--trace", lengths_file(tmp_path, [(5, 5)]))
+    assert got["request_bytes"] == 2**31 * 23040 and got["lengths"][-1]["contiguous"]["bytes"] == 2**31 * 23040
+    assert "beyond 2^64" in error(paged, *longest)
+
+
 def test_what_is_too_long_is_left_out(paged, tmp_path):
     done = paged("plan", "llama-3-8b", "--ctx", 100, "--trace", lengths_file(tmp_path, [(90, 11), (90, 10), (5, 5)]), "--json")
     assert json.loads(done.stdout)["load"]["requests"] == 2 and json.loads(done.stdout)["load"]["left_out"] == 1
