@@ -52,7 +52,8 @@ static const char *const columns[][2] = {{"ContextTokens", "GeneratedTokens"},
 static const char *field(const char *line, int32_t i, size_t *len) {
     while (i-- > 0) {
         line = strchr(line, ',');
-        if (!line++) return NULL;
+        if (!line) return NULL;
+        line++;
     }
     *len = strcspn(line, ",");
     return line;

@@ -75,15 +75,17 @@ static void print_tables(const paged__planner *p) {
 
 static void print_lengths(const paged__planner *p) {
     paged__cli *cli = p->cli;
-    paged__out_printf(cli, "\n%9s %24s %24s %7s", "tokens", "paged", "contiguous", "saved");
+    paged__out_printf(cli, "\n%9s %24s %7s %24s %7s", "tokens", "paged", "unused", "contiguous", "saved");
     if (p->pool_bytes) paged__out_printf(cli, "  fit: paged  packed tails    contiguous");
     paged__out_write(cli, "\n", 1);
     for (int32_t i = 0; i < p->n_lengths; i++) {
         int32_t n = p->lengths[i];
         size_t paged = paged_plan_peak_bytes(&p->plans[PAGED_PLAN_PAGED], n);
         size_t whole = paged_plan_peak_bytes(&p->plans[PAGED_PLAN_CONTIGUOUS], n);
-        paged__out_printf(cli, "%9d %24s %24s %6.1f%%", n, paged__size_both(paged).text,
-                          paged__size_both(whole).text, 100 - 100 * (double)paged / (double)whole);
+        size_t stored = paged_plan_stored_bytes(&p->plans[PAGED_PLAN_PAGED], n);
+        paged__out_printf(cli, "%9d %24s %6.1f%% %24s %6.1f%%", n, paged__size_both(paged).text,
+                          100 - 100 * (double)stored / (double)paged, paged__size_both(whole).text,
+                          100 - 100 * (double)paged / (double)whole);
         for (int32_t w = 0; w < PAGED_PLAN_WAYS && p->pool_bytes; w++) {
             paged__out_printf(cli, "%*lld", w == 0 ? 12 : 14,
                               (long long)paged_plan_fit(&p->plans[order[w]], p->pool_bytes, n));
@@ -163,7 +165,8 @@ static json_t *lengths_json(const paged__planner *p) {
     json_t *list = json_array();
     for (int32_t i = 0; i < p->n_lengths; i++) {
         int32_t n = p->lengths[i];
-        json_t *row = json_pack("{s:i}", "tokens", n);
+        json_t *row = json_pack("{s:i, s:I}", "tokens", n, "stored_bytes",
+                                (json_int_t)paged_plan_stored_bytes(&p->plans[PAGED_PLAN_PAGED], n));
         for (int32_t w = 0; w < PAGED_PLAN_WAYS; w++) {
             json_t *way = json_pack("{s:I}", "bytes", (json_int_t)paged_plan_peak_bytes(&p->plans[w], n));
             if (p->pool_bytes)

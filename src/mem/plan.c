@@ -86,8 +86,8 @@ size_t paged_plan_peak_bytes(const paged_plan *plan, int32_t n_tokens) {
     size_t peak = 0;
     n_tokens = inside(plan, n_tokens);
     /* A block more of tokens never takes less, so the most lies within the last block_size lengths. */
-    for (int32_t n = PAGED_MAX(0, n_tokens - plan->block_size + 1); n <= n_tokens; n++)
-        peak = PAGED_MAX(peak, paged_plan_taken_bytes(plan, n));
+    for (int32_t i = 0; i < PAGED_MIN(plan->block_size, n_tokens); i++)
+        peak = PAGED_MAX(peak, paged_plan_taken_bytes(plan, n_tokens - i));
     return peak;
 }
 

@@ -128,7 +128,7 @@ def test_json_has_these_fields(paged):
     assert set(got["groups"][0]) == {"layers", "kv_heads", "head_dim_k", "head_dim_v", "window"}
     assert set(got["load"]) == {"name", "requests", "left_out", "waste", "contiguous_waste"}
     assert set(got["load"]["waste"][0]) == {"block_size", "entries", "table_bytes", "paged", "packed tails"}
-    assert set(got["lengths"][0]) == {"tokens", *WAYS} and set(got["pool"]) == set(WAYS)
+    assert set(got["lengths"][0]) == {"tokens", "stored_bytes", *WAYS} and set(got["pool"]) == set(WAYS)
     assert set(got["pool"]["paged"]) == {"block_size", "steps", "running", "most", "stored", "taken", "gave_way", "curve"}
     assert got["pool_bytes"] == 24 * 10**9 - got["weight_bytes"] == 24 * 10**9 - 2 * 8030261248
 
@@ -140,6 +140,7 @@ def test_how_many_fit(paged, kv_type, row):
     got = plan(paged, "smollm2-135m", "--kv-type", kv_type, "--pool-bytes", 10**9, "--lengths", "1,16,17,1000,8192")
     for line in got["lengths"]:
         blocks = -(-line["tokens"] // 16)
+        assert line["stored_bytes"] == line["tokens"] * token
         assert line["paged"] == {"bytes": blocks * 16 * token, "fit": 10**9 // (16 * token) // blocks}
         assert line["contiguous"] == {"bytes": 8192 * token, "fit": 10**9 // (8192 * token)}
         tiles = line["tokens"] // 64 * 4 + -(-(line["tokens"] % 64) // 16)
@@ -151,6 +152,12 @@ def test_a_model_file_is_a_shape(paged, model):
     assert file["weight_bytes"] < shape["weight_bytes"] == 2 * 134515008
     for key in "groups", "context", "token_bytes", "request_bytes", "tables", "lengths", "load":
         assert file[key] == shape[key], key
+
+
+def test_what_a_sequence_leaves_unused(paged):
+    """100 tokens in seven blocks of 16, of 4096 reserved: the 97 % of the document."""
+    text = paged("plan", "llama-2-13b", "--lengths", "100").stdout
+    assert "100 87.5 MiB = 91.75 MB 10.7% 3.125 GiB = 3.355 GB 97.3%" in [" ".join(line.split()) for line in text.splitlines()]
 
 
 def test_pages_of_the_other_document(paged):
@@ -299,6 +306,13 @@ def test_a_load_without_end_is_refused(paged):
     started = time.monotonic()
     assert "1500000000 tokens" in error(paged, "llama-3-8b", "--ctx", 2147483647, "--trace", "-", input=text)
     assert time.monotonic() - started < 5
+
+
+def test_the_longest_context(paged, tmp_path):
+    longest = "smollm2-135m", "--ctx", 2**31 - 1
+    got = plan(paged, *longest, "--trace", lengths_file(tmp_path, [(5, 5)]))
+    assert got["request_bytes"] == 2**31 * 23040 and got["lengths"][-1]["contiguous"]["bytes"] == 2**31 * 23040
+    assert "beyond 2^64" in error(paged, *longest)
 
 
 def test_what_is_too_long_is_left_out(paged, tmp_path):

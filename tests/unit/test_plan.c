@@ -126,6 +126,19 @@ static void one_request_of_llama_13b(void) {
     CHECK_EQ(paged_plan_fit(&plan, 6 * 64 * 819200 - 1, 33), 6);
 }
 
+/* The longest length that there is: nothing wraps. 4 bytes a token in blocks of 16. */
+static void the_longest_sequence(void) {
+    paged_plan plan;
+    const paged_group_config group = {.n_layers = 1, .n_kv_heads = 1, .head_dim_k = 1, .window = 1000};
+    const paged_group_config full = {.n_layers = 1, .n_kv_heads = 1, .head_dim_k = 1};
+    CHECK_EQ(paged_plan_init(&plan, PAGED_PLAN_PAGED, &full, 1, 16, INT32_MAX, NULL), PAGED_OK);
+    CHECK_EQ(paged_plan_peak_bytes(&plan, INT32_MAX), 4ll << 31);
+    CHECK_EQ(paged_plan_table_entries(&plan), 1 << 27);
+    CHECK_EQ(paged_plan_fit(&plan, (size_t)1 << 40, INT32_MAX), 128);
+    CHECK_EQ(paged_plan_init(&plan, PAGED_PLAN_PAGED, &group, 1, 16, INT32_MAX, NULL), PAGED_OK);
+    CHECK_EQ(paged_plan_peak_bytes(&plan, INT32_MAX), 64 * 64);
+}
+
 static void odd_input_is_refused(void) {
     paged_plan plan;
     paged_error err;
@@ -311,6 +324,7 @@ static void odd_loads_are_refused(void) {
     X(shapes_are_as_published)                                                                               \
     X(windows_are_groups)                                                                                    \
     X(one_request_of_llama_13b)                                                                              \
+    X(the_longest_sequence)                                                                                  \
     X(odd_input_is_refused)                                                                                  \
     X(a_real_cache_takes_what_is_planned)                                                                    \
     X(a_life_is_a_sum)                                                                                       \
