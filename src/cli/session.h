@@ -12,6 +12,7 @@
 typedef struct paged__memory_options {
     int32_t ctx, block_size, n_threads, chunk, kv_type;
     size_t pool_bytes;
+    bool fit; /* the context and pool that the memory at hand holds */
 } paged__memory_options;
 
 typedef struct paged__sampling_options {
@@ -142,6 +143,15 @@ extern const char *const paged__log_levels[]; /* index: paged_log_level */
          0,                                                                                                  \
          NULL,                                                                                               \
          "bytes of the KV pool: 64M, 1GiB (default: what the context needs)"},                               \
+        {PAGED__OPTION_FLAG,                                                                                 \
+         0,                                                                                                  \
+         "fit",                                                                                              \
+         NULL,                                                                                               \
+         offsetof(T, m.fit),                                                                                 \
+         0,                                                                                                  \
+         0,                                                                                                  \
+         NULL,                                                                                               \
+         "the largest context and pool that the memory at hand holds, up\nto --ctx"},                        \
         {PAGED__OPTION_CHOICE,                                                                               \
          0,                                                                                                  \
          "kv-type",                                                                                          \

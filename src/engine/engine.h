@@ -113,6 +113,7 @@ struct paged_engine {
     const paged_tokenizer *tok;
     paged_engine_config config; /* all defaults filled in */
     int32_t n_ctx, n_vocab;
+    int32_t max_outputs; /* rows of logits that a step can make */
     paged_cache *cache;
     paged__backend backend;
     paged__runner *runner; /* NULL: the backend is not ours */
@@ -163,6 +164,11 @@ void paged__request_run(paged_engine *e, paged__request *r); /* out of the queue
 void paged__drop_ended(paged_engine *e); /* those that were cancelled or whose time is over */
 /* Who takes part in the next step: e->pieces, all of them with their slots reserved. Admits and preempts. */
 void paged__schedule(paged_engine *e);
+
+/* Whether all of its prompt's rows have to be seen. */
+static inline bool paged__request_scores(const paged__request *r) {
+    return r->params.prompt_logprobs && r->n_tokens == r->n_prompt;
+}
 
 static inline uint64_t paged__engine_now(const paged_engine *e) {
     return e->backend.now_ns(e->backend.self);

@@ -7,7 +7,7 @@ enum { COMPACT_BYTES = 1 << 20 }; /* of keys and values that a step moves at mos
 static void lay_out_outputs(paged_engine *e, paged__piece *p, int32_t first_row, int32_t *n_outputs) {
     const paged__request *r = p->request;
     const bool ends_known = r->n_cached + p->n_tokens == r->n_tokens; /* the last row predicts a new token */
-    const bool scores = r->params.prompt_logprobs && r->n_tokens == r->n_prompt;
+    const bool scores = paged__request_scores(r);
     p->first_output = *n_outputs;
     for (int32_t i = 0; i < p->n_tokens; i++)
         if (scores || (ends_known && i == p->n_tokens - 1)) e->outputs[(*n_outputs)++] = first_row + i;
@@ -216,7 +216,7 @@ static void take_results(paged_engine *e) {
         const float *row = last_row(e, p);
         paged__request *r = p->request;
         PAGED_ASSERT(!paged_seq_commit(e->cache, r->seq, r->tokens + r->n_cached, p->n_tokens));
-        if (r->params.prompt_logprobs && r->n_tokens == r->n_prompt) score_prompt(e, p);
+        if (paged__request_scores(r)) score_prompt(e, p);
         r->n_cached += p->n_tokens;
         r->blocks_used = (r->n_cached + e->config.block_size - 1) / e->config.block_size;
         if (!row) continue;
