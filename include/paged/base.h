@@ -114,6 +114,10 @@ PAGED_API void paged_cpu_mask(uint32_t keep);
 /* CPUs this process may use: affinity and cgroup quota (v1 and v2) respected; at least 1. */
 PAGED_API int32_t paged_cpu_count(void);
 
+/* Bytes that this process may still take before the system has to swap or to refuse: what the system says is
+ * available, cgroup limits (v1 and v2) respected. 0: not known. */
+PAGED_API size_t paged_memory_available(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -9,4 +9,8 @@
  * they name below <root>; root is "" except in tests. */
 int32_t paged__cgroup_cpus(const char *root);
 
+/* Bytes that their memory limits still leave, files that were not used for long counted as free; INT64_MAX
+ * where there is no limit. */
+int64_t paged__cgroup_memory(const char *root);
+
 #endif

@@ -63,13 +63,15 @@ static int print_json(paged__cli *cli, const paged_model_info *m, const paged_to
                   "tensors", (int)m->n_tensors, "packed_bytes", (json_int_t)m->packed_bytes, "linear_kernels",
                   m->linear_kernels, "load_ms", m->load_ms);
     json_t *shape =
-        json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:b}", "layers", (int)m->n_layers,
-                  "embd", (int)m->n_embd, "ff", (int)m->n_ff, "heads", (int)m->n_heads, "kv_heads",
-                  (int)m->n_kv_heads, "head_dim_k", (int)m->head_dim_k, "head_dim_v", (int)m->head_dim_v,
-                  "vocab", (int)m->n_vocab, "context", (int)m->n_ctx_train, "rope_freq_base",
+        json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:b}", "layers",
+                  (int)m->n_layers, "embd", (int)m->n_embd, "ff", (int)m->n_ff, "heads", (int)m->n_heads,
+                  "kv_heads", (int)m->n_kv_heads, "head_dim_k", (int)m->head_dim_k, "head_dim_v",
+                  (int)m->head_dim_v, "vocab", (int)m->n_vocab, "context", (int)m->n_ctx_train, "window",
+                  (int)m->window, "windowed_layers", (int)m->n_windowed_layers, "rope_freq_base",
                   (double)m->rope_freq_base, "tied_output", (int)m->tied_output);
-    json_t *kv = json_pack("{s:I, s:I}", "f16", (json_int_t)paged__kv_bytes(m, PAGED_TYPE_F16, 1, 1), "f32",
-                           (json_int_t)paged__kv_bytes(m, PAGED_TYPE_F32, 1, 1));
+    json_t *kv =
+        json_pack("{s:I, s:I}", "f16", (json_int_t)paged__token_bytes(m, PAGED_TYPE_F16, m->n_layers), "f32",
+                  (json_int_t)paged__token_bytes(m, PAGED_TYPE_F32, m->n_layers));
     if (json_object_update_new(object, shape) != 0 ||
         json_object_set_new(object, "weights", weights_json(m)) != 0 ||
         json_object_set_new(object, "tokenizer", tokenizer_json(m, tok)) != 0 ||
@@ -97,8 +99,14 @@ static void print_shape(paged__cli *cli, const paged_model_info *m, const char *
     paged__out_printf(cli, "%-14s %d heads on %d KV heads, head_dim %d", "attention", m->n_heads,
                       m->n_kv_heads, m->head_dim_k);
     if (m->head_dim_v != m->head_dim_k) paged__out_printf(cli, " (keys), %d (values)", m->head_dim_v);
-    paged__out_printf(cli, "\n%-14s %d tokens, RoPE base %g\n", "context", m->n_ctx_train,
-                      (double)m->rope_freq_base);
+    if (m->n_windowed_layers)
+        paged__out_printf(cli, "; %d of %d layers see the last %d tokens", m->n_windowed_layers, m->n_layers,
+                          m->window);
+    paged__out_printf(cli, "\n%-14s %d tokens, ", "context", m->n_ctx_train);
+    if (m->rope_freq_base > 0)
+        paged__out_printf(cli, "RoPE base %g\n", (double)m->rope_freq_base);
+    else
+        paged__out_printf(cli, "learned positions\n");
     paged__out_printf(cli, "%-14s %.1f million in %d tensors%s\n", "parameters", (double)m->n_params / 1e6,
                       m->n_tensors, m->tied_output ? ", the embedding is the output matrix too" : "");
     paged__out_printf(cli, "%-14s %s of %s in the file:", "weights", paged__size(m->weight_bytes).text,
@@ -155,9 +163,14 @@ static void print_template(paged__cli *cli, const char *text) {
 
 static void print_plan(paged__cli *cli, const paged_model_info *m) {
     size_t pool = paged__kv_bytes(m, PAGED_TYPE_F16, BLOCK_SIZE, m->n_ctx_train);
-    paged__out_printf(cli, "%-14s %s a token in f16, %s in f32\n", "KV cache",
-                      paged__size(paged__kv_bytes(m, PAGED_TYPE_F16, 1, 1)).text,
-                      paged__size(paged__kv_bytes(m, PAGED_TYPE_F32, 1, 1)).text);
+    const int32_t n_global = m->n_layers - m->n_windowed_layers;
+    paged__out_printf(cli, "%-14s %s a token in f16, %s in f32", "KV cache",
+                      paged__size(paged__token_bytes(m, PAGED_TYPE_F16, m->n_layers)).text,
+                      paged__size(paged__token_bytes(m, PAGED_TYPE_F32, m->n_layers)).text);
+    if (m->n_windowed_layers)
+        paged__out_printf(cli, "; %s in f16 behind the window",
+                          paged__size(paged__token_bytes(m, PAGED_TYPE_F16, n_global)).text);
+    paged__out_printf(cli, "\n");
     paged__out_printf(cli, "%-14s context %d in f16: pool %s (%d blocks of %d tokens) + weights %s = %s\n",
                       "plan", m->n_ctx_train, paged__size(pool).text, (m->n_ctx_train - 1) / BLOCK_SIZE + 1,
                       BLOCK_SIZE, paged__size(m->weight_bytes).text,

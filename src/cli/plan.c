@@ -87,12 +87,27 @@ const char *paged__main_weight_type(const paged_model_info *info) {
 }
 
 size_t paged__kv_bytes(const paged_model_info *info, paged_type type, int32_t block_size, int64_t n_tokens) {
-    paged_group_config group = {.n_layers = info->n_layers,
-                                .n_kv_heads = info->n_kv_heads,
-                                .head_dim_k = info->head_dim_k,
-                                .head_dim_v = info->head_dim_v,
-                                .type = type};
-    return paged_pool_bytes_for(&group, 1, block_size, n_tokens);
+    paged_group_config groups[2];
+    const int32_t n_layers[2] = {info->n_layers - info->n_windowed_layers, info->n_windowed_layers};
+    int32_t n_groups = 0;
+    for (int32_t i = 0; i < 2; i++)
+        if (n_layers[i] > 0)
+            groups[n_groups++] = (paged_group_config){.n_layers = n_layers[i],
+                                                      .n_kv_heads = info->n_kv_heads,
+                                                      .head_dim_k = info->head_dim_k,
+                                                      .head_dim_v = info->head_dim_v,
+                                                      .type = type,
+                                                      .window = i ? info->window : 0};
+    return paged_pool_bytes_for(groups, n_groups, block_size, n_tokens);
+}
+
+size_t paged__token_bytes(const paged_model_info *info, paged_type type, int32_t n_layers) {
+    const paged_group_config group = {.n_layers = n_layers,
+                                      .n_kv_heads = info->n_kv_heads,
+                                      .head_dim_k = info->head_dim_k,
+                                      .head_dim_v = info->head_dim_v,
+                                      .type = type};
+    return n_layers > 0 ? paged_block_bytes(&group, 1) : 0;
 }
 
 void paged__plan_note(paged__cli *cli, const paged_model_info *model, const paged_engine_info *engine,
@@ -100,10 +115,16 @@ void paged__plan_note(paged__cli *cli, const paged_model_info *model, const page
     paged__note(cli, "%s (%s, %s): weights %s, %s packed", paged__model_name(model, path), model->arch,
                 paged__main_weight_type(model), paged__size(engine->weight_bytes).text,
                 paged__size(model->packed_bytes).text);
-    paged__note(cli, "KV pool %s: %d block%s of %d tokens, %s, so %lld tokens fit; context %d",
-                paged__size(engine->pool_bytes).text, engine->n_blocks, engine->n_blocks == 1 ? "" : "s",
-                engine->block_size, paged__type_name(engine->kv_type),
-                (long long)engine->n_blocks * engine->block_size, engine->n_ctx);
+    if (model->n_windowed_layers > 0 && model->n_windowed_layers < model->n_layers)
+        paged__note(cli, "KV pool %s: blocks of %d tokens, %s; %d of %d layers keep %d tokens; context %d",
+                    paged__size(engine->pool_bytes).text, engine->block_size,
+                    paged__type_name(engine->kv_type), model->n_windowed_layers, model->n_layers,
+                    model->window, engine->n_ctx);
+    else
+        paged__note(cli, "KV pool %s: %d block%s of %d tokens, %s, so %lld tokens fit; context %d",
+                    paged__size(engine->pool_bytes).text, engine->n_blocks, engine->n_blocks == 1 ? "" : "s",
+                    engine->block_size, paged__type_name(engine->kv_type),
+                    (long long)engine->n_blocks * engine->block_size, engine->n_ctx);
     if (engine->contiguous)
         paged__note(cli, "no paging: room for %d requests at once, a run of %d tokens each",
                     engine->n_blocks * engine->block_size / engine->n_ctx, engine->n_ctx);

@@ -29,6 +29,9 @@ const char *paged__main_weight_type(const paged_model_info *info);
 /* Bytes of keys and values of n_tokens tokens in blocks of block_size; 0: too many for this machine. */
 size_t paged__kv_bytes(const paged_model_info *info, paged_type type, int32_t block_size, int64_t n_tokens);
 
+/* Bytes of a token's keys and values in so many layers. */
+size_t paged__token_bytes(const paged_model_info *info, paged_type type, int32_t n_layers);
+
 /* Three notes at the start of a run: weights, pool, threads. */
 void paged__plan_note(paged__cli *cli, const paged_model_info *model, const paged_engine_info *engine,
                       const char *path);

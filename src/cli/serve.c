@@ -140,7 +140,7 @@ static size_t pool_bytes(const serve *s) {
 static int start_service(serve *s) {
     const serve_options *o = &s->options;
     paged__memory_options memory = o->memory;
-    memory.pool_bytes = pool_bytes(s);
+    if (!o->memory.fit) memory.pool_bytes = pool_bytes(s);
     paged_service_config config = {.struct_size = sizeof config,
                                    .engine = paged__session_config(&memory),
                                    .reader_timeout_ms = o->reader_timeout * 1000};
@@ -148,7 +148,10 @@ static int start_service(serve *s) {
     config.engine.max_waiting = o->max_waiting;
     config.engine.no_prefix_cache = o->no_prefix_cache;
     paged_error err;
-    const paged_status status = paged_service_create(s->session.model, &config, &s->service, &err);
+    if (o->memory.fit && o->memory.pool_bytes)
+        return paged__usage_error(s->cli, "give --fit or --pool-bytes, not both");
+    paged_status status = o->memory.fit ? paged__session_fit(&s->session, &config.engine, &err) : PAGED_OK;
+    if (!status) status = paged_service_create(s->session.model, &config, &s->service, &err);
     return status == PAGED_OK ? PAGED__EXIT_OK : paged__session_refused(s->cli, status, &err);
 }
 

@@ -57,6 +57,44 @@ int paged__session_refused(paged__cli *cli, paged_status status, const paged_err
     return paged__error(cli, "%s%s", err->message, advice);
 }
 
+/* ---- --fit ---- */
+
+enum { SPARE_PART = 10 /* of the memory at hand, a part of so many is left to others */ };
+
+/* What an engine takes besides its pool, seen on one with the smallest. */
+static paged_status measure_compute(const paged__session *s, paged_engine_config config, size_t *bytes,
+                                    paged_error *err) {
+    paged_engine *engine = NULL;
+    paged_engine_info info;
+    config.n_ctx = PAGED_MIN(config.block_size, s->info.n_ctx_train);
+    config.pool_bytes = 0;
+    const paged_status status = paged_engine_create(s->model, &config, &engine, err);
+    if (status) return status;
+    paged_engine_get_info(engine, &info);
+    *bytes = info.compute_bytes;
+    paged_engine_free(engine);
+    return PAGED_OK;
+}
+
+paged_status paged__session_fit(const paged__session *s, paged_engine_config *config, paged_error *err) {
+    const int64_t n_ctx = config->n_ctx ? config->n_ctx : s->info.n_ctx_train;
+    const size_t available = paged_memory_available(),
+                 wanted = paged__kv_bytes(&s->info, config->kv_type, config->block_size,
+                                          n_ctx * PAGED_MAX(config->max_running, 1)),
+                 least = paged__kv_bytes(&s->info, config->kv_type, config->block_size, config->block_size);
+    size_t compute;
+    if (config->chunk_tokens == 0) config->chunk_tokens = (int32_t)PAGED_MIN(n_ctx, 512);
+    const paged_status status = measure_compute(s, *config, &compute, err);
+    if (status || available == 0) return status; /* not known: as without --fit */
+    const size_t usable = available - available / SPARE_PART, room = usable > compute ? usable - compute : 0;
+    if (room < least)
+        return paged__fail(err, PAGED_ERR_NO_MEMORY,
+                           "%zu bytes of memory are at hand; computing takes %zu, the smallest pool %zu",
+                           available, compute, least);
+    config->pool_bytes = wanted && wanted < room ? wanted : room;
+    return PAGED_OK;
+}
+
 int paged__session_start(paged__session *s, const paged__memory_options *o, int32_t max_running,
                          bool no_prefix_cache) {
     const uint64_t start = paged__now_ns();
@@ -64,7 +102,9 @@ int paged__session_start(paged__session *s, const paged__memory_options *o, int3
     config.max_running = max_running;
     config.no_prefix_cache = no_prefix_cache;
     paged_error err;
-    const paged_status status = paged_engine_create(s->model, &config, &s->engine, &err);
+    if (o->fit && o->pool_bytes) return paged__usage_error(s->cli, "give --fit or --pool-bytes, not both");
+    paged_status status = o->fit ? paged__session_fit(s, &config, &err) : PAGED_OK;
+    if (!status) status = paged_engine_create(s->model, &config, &s->engine, &err);
     s->load_ms += (double)(paged__now_ns() - start) / 1e6;
     return status == PAGED_OK ? PAGED__EXIT_OK : paged__session_refused(s->cli, status, &err);
 }

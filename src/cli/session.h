@@ -14,6 +14,7 @@ typedef struct paged__memory_options {
     int32_t ctx, block_size, n_threads, chunk, kv_type;
     size_t pool_bytes;
     bool contiguous;
+    bool fit; /* the context and pool that the memory at hand holds */
 } paged__memory_options;
 
 typedef struct paged__sampling_options {
@@ -154,6 +155,15 @@ extern const char *const paged__log_levels[]; /* index: paged_log_level */
          NULL,                                                                                               \
          "no paging, to compare with: each request reserves room for\nthe whole context in one run, and "    \
          "shares nothing"},                                                                                  \
+        {PAGED__OPTION_FLAG,                                                                                 \
+         0,                                                                                                  \
+         "fit",                                                                                              \
+         NULL,                                                                                               \
+         offsetof(T, m.fit),                                                                                 \
+         0,                                                                                                  \
+         0,                                                                                                  \
+         NULL,                                                                                               \
+         "the largest context and pool that the memory at hand holds, up\nto --ctx"},                        \
         {PAGED__OPTION_CHOICE,                                                                               \
          0,                                                                                                  \
          "kv-type",                                                                                          \
@@ -201,6 +211,8 @@ int paged__session_load(paged__session *session, paged__cli *cli, const char *na
 
 /* What the options say about an engine. */
 paged_engine_config paged__session_config(const paged__memory_options *options);
+/* --fit: sets the pool to what is needed, or to what is at hand if that is less; the context follows from it. */
+paged_status paged__session_fit(const paged__session *session, paged_engine_config *config, paged_error *err);
 /* Tells why there is no engine, and what to do. Returns an exit code. */
 int paged__session_refused(paged__cli *cli, paged_status status, const paged_error *err);
 

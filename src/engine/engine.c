@@ -8,7 +8,8 @@ enum {
     RUNNING_MAX = 4096,
     CHUNK_MAX = 1 << 16,
     THREADS_MAX = 256,
-    WATERMARK = 16 /* one block of so many */
+    WATERMARK = 16,         /* one block of so many */
+    LOGITS_BYTES = 64 << 20 /* of a step, if that is enough for those that run */
 };
 
 static paged_status fill_defaults(const paged_model_info *info, paged_engine_config *c, paged_error *err) {
@@ -143,7 +144,7 @@ static paged_status create_backend(paged_engine *e, const paged_model_info *info
     }
     const paged__runner_config rc = {.max_tokens = c->chunk_tokens,
                                      .max_seqs = c->max_running,
-                                     .max_outputs = c->chunk_tokens,
+                                     .max_outputs = e->max_outputs,
                                      .max_k = e->n_ctx,
                                      .max_shared_q = c->max_running > 1 ? c->max_running : 0,
                                      .n_threads = c->n_threads,
@@ -206,7 +207,11 @@ static paged_status create(paged_engine *e, const paged_engine_config *config, p
     if (e->model->vocab_only && !e->backend.step)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "the model was loaded with vocab_only");
     paged_status s = fill_defaults(&info, &e->config, err);
-    if (!s) s = create_cache(e, &info, err);
+    if (s) return s;
+    /* A row for each that runs, and one at least for prompts whose log-probabilities are wanted. */
+    e->max_outputs = PAGED_MAX(LOGITS_BYTES / (4 * e->n_vocab), e->config.max_running + 1);
+    e->max_outputs = PAGED_MIN(e->max_outputs, e->config.chunk_tokens);
+    s = create_cache(e, &info, err);
     if (!s) set_fingerprint(e, &info);
     if (!s) s = create_backend(e, &info, err);
     if (!s) s = create_tables(e, err);

@@ -123,6 +123,7 @@ struct paged_engine {
     const paged_tokenizer *tok;
     paged_engine_config config; /* all defaults filled in */
     int32_t n_ctx, n_vocab;
+    int32_t max_outputs; /* rows of logits that a step can make */
     paged_cache *cache;
     paged__backend backend;
     paged__runner *runner; /* NULL: the backend is not ours */
@@ -197,6 +198,11 @@ void paged__step_end(paged_engine *e, paged_status computed);
 /* Tokens of the answer so far. */
 static inline int32_t paged__n_made(const paged__request *r) {
     return r->n_tokens + r->n_dropped - r->n_prompt;
+}
+
+/* Whether all of its prompt's rows have to be seen. */
+static inline bool paged__request_scores(const paged__request *r) {
+    return r->params.prompt_logprobs && paged__n_made(r) == 0;
 }
 
 static inline uint64_t paged__engine_now(const paged_engine *e) {

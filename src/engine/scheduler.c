@@ -339,12 +339,21 @@ static void add_decoding(paged_engine *e, int32_t budget) {
     }
 }
 
+/* Rows of logits that a step has for prompts that want all of theirs: the others want one at most. */
+static int32_t rows_to_score(const paged_engine *e) {
+    const bool has_all = e->max_outputs == e->config.chunk_tokens;
+    return has_all ? e->max_outputs : e->max_outputs - (e->config.max_running - 1);
+}
+
 /* What begins lacks nothing (see begin). */
 static void add_prompts(paged_engine *e, int32_t budget) {
+    int32_t n_rows = rows_to_score(e);
     for (int32_t i = 0; i < e->n_running && budget > 0; i++) {
         paged__request *r = e->running[i];
         if (r->awaits || decodes(r)) continue;
-        const int32_t n = PAGED_MIN(r->n_tokens - r->n_cached, budget);
+        int32_t n = PAGED_MIN(r->n_tokens - r->n_cached, budget);
+        if (paged__request_scores(r)) n_rows -= n = PAGED_MIN(n, n_rows);
+        if (n == 0) continue;
         add_piece(e, r, n);
         budget -= n;
     }

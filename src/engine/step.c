@@ -7,7 +7,7 @@ enum { COMPACT_BYTES = 1 << 20 }; /* of keys and values that a step moves at mos
 static void lay_out_outputs(paged_engine *e, paged__piece *p, int32_t first_row, int32_t *n_outputs) {
     const paged__request *r = p->request;
     const bool ends_known = r->n_cached + p->n_tokens == r->n_tokens; /* the last row predicts a new token */
-    const bool scores = r->params.prompt_logprobs && paged__n_made(r) == 0;
+    const bool scores = paged__request_scores(r);
     p->first_output = *n_outputs;
     for (int32_t i = 0; i < p->n_tokens; i++)
         if (scores || (ends_known && i == p->n_tokens - 1)) e->outputs[(*n_outputs)++] = first_row + i;
@@ -209,7 +209,7 @@ static void choose_some(void *user, int32_t ith, int32_t nth) {
         paged__request *r = p->request;
         const float *row = last_row(e, p);
         if (row) p->token = choose(e->samplers[ith], r, row);
-        if (r->params.prompt_logprobs && paged__n_made(r) == 0) score_prompt(e, e->samplers[ith], p);
+        if (paged__request_scores(r)) score_prompt(e, e->samplers[ith], p);
     }
 }
 

@@ -29,7 +29,7 @@ def main():
     name, model = sys.argv[1:]
     made = {"context": CTX, "logprobs": {}}
     for setting, options in SETTINGS.items():
-        with LlamaCpp(model, n_ctx=1024, n_threads=2, **options) as oracle:
+        with LlamaCpp(model, n_ctx=1024, **options) as oracle:
             tokens = oracle.tokenize(TEXT.read_text(), add_special=True)
             made["tokens"] = pieces(tokens, tokens[0] if tokens[0] == 2 else None)
             scores = [oracle.score(piece, CTX // 2 + 1) for piece in made["tokens"]]

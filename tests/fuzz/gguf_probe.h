@@ -147,7 +147,7 @@ static void probe_tensors(const paged__gguf *g) {
 }
 
 /* Whatever the bytes are, this returns. *err has one line if the status is not OK. */
-static paged_status probe(const uint8_t *data, size_t n_bytes, paged_error *err) {
+__attribute__((unused)) static paged_status probe(const uint8_t *data, size_t n_bytes, paged_error *err) {
     probe_memory memory = {.n_left = -1};
     const paged_allocator allocator = {probe_alloc, probe_free, &memory};
     paged__gguf *const untouched = (paged__gguf *)(uintptr_t)&memory;

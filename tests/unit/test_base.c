@@ -259,6 +259,42 @@ static void quota_v2(void) {
     drop_root();
 }
 
+static void memory_v2(void) {
+    new_root();
+    CHECK(paged__cgroup_memory(root) == INT64_MAX);
+    put("/proc/self/cgroup", "0::/a/b\n");
+    put("/proc/self/mountinfo", "31 22 0:28 / /cg rw - cgroup2 cgroup2 rw\n");
+    put("/cg/a/b/memory.max", "max\n");
+    put("/cg/a/b/memory.current", "1000\n");
+    CHECK(paged__cgroup_memory(root) == INT64_MAX);
+    put("/cg/a/b/memory.max", "5000\n");
+    CHECK(paged__cgroup_memory(root) == 4000);
+    put("/cg/a/b/memory.stat", "anon 600\ninactive_file 300\nactive_file 100\n");
+    CHECK(paged__cgroup_memory(root) == 4300);
+    put("/cg/a/memory.max", "7000\n"); /* an ancestor, whose other groups have taken more */
+    put("/cg/a/memory.current", "6500\n");
+    CHECK(paged__cgroup_memory(root) == 500);
+    put("/cg/a/memory.current", "9000\n");
+    CHECK(paged__cgroup_memory(root) == 0);
+    put("/cg/a/memory.current", "garbage\n");
+    CHECK(paged__cgroup_memory(root) == 4300);
+    drop_root();
+}
+
+static void memory_v1(void) {
+    new_root();
+    put("/proc/self/cgroup", "4:memory:/x\n3:cpu:/y\n");
+    put("/proc/self/mountinfo", "31 22 0:28 / /m rw - cgroup cgroup rw,memory\n");
+    put("/m/x/memory.limit_in_bytes", "9223372036854771712\n"); /* v1's way to say none */
+    put("/m/x/memory.usage_in_bytes", "4096\n");
+    CHECK(paged__cgroup_memory(root) > INT64_MAX / 2);
+    put("/m/x/memory.limit_in_bytes", "100000\n");
+    put("/m/x/memory.stat", "inactive_file 1\ntotal_inactive_file 96\n");
+    CHECK(paged__cgroup_memory(root) == 96000);
+    CHECK(paged_memory_available() > 0);
+    drop_root();
+}
+
 static void quota_v1(void) {
     new_root();
     put("/proc/self/cgroup", "5:cpuset:/x\n4:cpuacct,cpu:/docker/abc\n0::/\n");
@@ -326,6 +362,6 @@ static void clock_and_randomness(void) {
     X(status_names_and_texts) X(errors_are_one_line) X(log_goes_to_the_callback) \
     X(allocations_are_checked_and_aligned) X(allocator_hook_sees_everything) X(f16_round_trip) \
     X(f16_rounds_to_nearest_even) X(f16_saturates) X(bf16_all_cases) X(cpu_flags_and_mask) X(quota_v2) \
-    X(quota_v1) X(files_are_mapped) X(clock_and_randomness)
+    X(memory_v2) X(memory_v1) X(quota_v1) X(files_are_mapped) X(clock_and_randomness)
 /* clang-format on */
 TEST_MAIN(TESTS)

@@ -1,0 +1,82 @@
+"""Goal: real models predict a text as well as they do in llama.cpp. Method: the fixed text, and what llama.cpp made of it.
+
+vectors/*.json are made by make_vectors.py, from llama.cpp with two settings; where these differ by more than half a percent,
+8-bit activations are to blame, and one percent is what agreement can mean.
+"""
+import json
+import math
+
+import pytest
+
+from make_vectors import CTX, HERE, N_GREEDY, TEXT
+
+
+@pytest.fixture(params=["smollm2", "gemma3"])
+def case(request):
+    """(path of the model, what llama.cpp made of it)"""
+    path = request.getfixturevalue({"smollm2": "model", "gemma3": "gemma"}[request.param])
+    return path, json.loads((HERE / "vectors" / f"{request.param}.json").read_text())
+
+
+def flat(pieces):
+    return [x for piece in pieces for x in piece]
+
+
+def perplexity(logprobs):
+    return math.exp(-sum(logprobs) / len(logprobs))
+
+
+def bound(vectors):
+    theirs = [perplexity(flat(vectors["logprobs"][setting])) for setting in ("f32", "f16")]
+    return 0.005 if abs(theirs[0] / theirs[1] - 1) <= 0.005 else 0.01
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+def test_perplexity(paged, case, kv_type):
+    path, vectors = case
+    done = paged("perplexity", TEXT, "--model", path, "--kv-type", kv_type, "--json", "-q")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    theirs = flat(vectors["logprobs"][kv_type])
+    text = f"{kv_type}: perplexity {answer['perplexity']:.3f}, llama.cpp {perplexity(theirs):.3f}"
+    print(text)
+    assert answer["tokens"] == len(theirs) and answer["context"] == CTX
+    assert abs(answer["perplexity"] / perplexity(theirs) - 1) <= bound(vectors), text
+
+
+def test_token_by_token(score, case):
+    """No farther from llama.cpp than its settings are from each other, by a fifth at most."""
+    path, vectors = case
+    answers = score(path, vectors["tokens"][:2], "--kv-type", "f32", "--ctx", 1024)
+    ours = [a["logprobs"][CTX // 2 :] for a in answers]
+    theirs = {s: vectors["logprobs"][s][:2] for s in ("f32", "f16")}
+
+    def distance(a, b):
+        return sum(abs(x - y) for x, y in zip(flat(a), flat(b), strict=True)) / len(flat(a))
+
+    spread = distance(theirs["f32"], theirs["f16"])
+    ours_to_theirs = min(distance(ours, t) for t in theirs.values())
+    text = f"mean |Δ log-prob| {ours_to_theirs:.4f}, llama.cpp's own spread {spread:.4f}"
+    print(text)
+    assert ours_to_theirs <= 1.2 * spread, text
+
+
+def test_greedy(paged, case):
+    """The same continuation as llama.cpp, at least for its first words: later on a near tie may go either way."""
+    path, vectors = case
+    for prompt, theirs in vectors["greedy"].items():
+        done = paged("run", "--model", path, "--raw", "--prompt", prompt, "-n", N_GREEDY, "--json", "-q", "--ctx", 256,
+                     "--kv-type", "f32")
+        assert done.returncode == 0, done.stderr
+        ours = json.loads(done.stdout)["tokens"]
+        assert ours[:6] == theirs[:6], (prompt, ours, theirs)
+
+
+def test_short_texts(paged, model):
+    """Less than a piece counts from its second token on; what has no second token is an error."""
+    done = paged("perplexity", "-", "--model", model, "--json", input="The cat sat on the mat.")
+    assert json.loads(done.stdout)["tokens"] == 6
+    for text in ("", "a"):
+        done = paged("perplexity", "-", "--model", model, input=text)
+        assert done.returncode == 1 and "token" in done.stderr
+    assert paged("perplexity", "--model", model).returncode == 2
