@@ -195,7 +195,6 @@ static bool tokenize_messages(const paged__session *s, const json_t *list, paged
         REFUSE(INVALID_ARG, "messages must be a list of 1 … 10000 messages");
     if (!s->info.chat_template) REFUSE(UNSUPPORTED, "this model has no chat template; use /v1/completions");
     const int32_t n = (int32_t)json_array_size(list);
-    size_t capacity = strlen(s->info.chat_template) + 1024;
     paged_message *messages = paged__calloc((size_t)n, sizeof *messages);
     if (!messages) REFUSE(NO_MEMORY, "no memory for %d messages", n);
     bool ok = true;
@@ -204,13 +203,15 @@ static bool tokenize_messages(const paged__session *s, const json_t *list, paged
         char *content = NULL;
         ok = take_content(json_object_get(message, "content"), i, &content, err);
         messages[i] = (paged_message){json_is_string(role) ? json_string_value(role) : "", content};
-        if (ok) capacity += strlen(content) + 64;
     }
     if (ok) {
-        out->tokens = paged__alloc(capacity, sizeof *out->tokens);
-        ok = out->tokens && paged_chat_tokenize(s->model, messages, n, true, out->tokens, (int32_t)capacity,
-                                                &out->request.n_tokens, NULL, 0, err) == PAGED_OK;
-        if (!out->tokens) paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a prompt");
+        const paged_chat chat = {
+            .struct_size = sizeof chat, .messages = messages, .n_messages = n, .add_generation_prompt = true};
+        paged_prompt text = {0};
+        ok = paged_chat_render(s->model, &chat, &text, err) == PAGED_OK;
+        paged__free(text.text);
+        out->tokens = text.tokens;
+        out->request.n_tokens = text.n_tokens;
     }
     for (int32_t i = 0; i < n; i++) paged__free((void *)(uintptr_t)messages[i].content);
     paged__free(messages);
