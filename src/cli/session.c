@@ -155,33 +155,41 @@ int paged__session_submit(paged__session *s, const paged_request *request, uint6
     return paged__error(s->cli, "%s%s", err.message, advice);
 }
 
-/* A token stands for one byte at least, and what the template adds is a part of it. */
-static size_t tokens_at_most(const paged__session *s, const paged_message *messages, int32_t n_messages) {
-    size_t n = (s->info.chat_template ? strlen(s->info.chat_template) : 0) + 1024;
-    for (int32_t i = 0; i < n_messages; i++) n += strlen(messages[i].role) + strlen(messages[i].content) + 64;
-    return n;
+/* The text as it is, for a model without a template. */
+static paged_status encode_text(const paged__session *s, const char *text, int32_t **tokens,
+                                int32_t *n_tokens, paged_error *err) {
+    const size_t capacity = strlen(text) + 8;
+    *tokens = paged__alloc(capacity, sizeof **tokens);
+    if (!*tokens)
+        return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a prompt of %zu bytes", strlen(text));
+    return paged_tokenize(paged_model_tokenizer(s->model), text, strlen(text), PAGED_TOKENIZE_SPECIAL,
+                          *tokens, (int32_t)PAGED_MIN(capacity, INT32_MAX), n_tokens, err);
 }
 
 int paged__session_chat(paged__session *s, const paged_message *messages, int32_t n_messages,
                         int32_t **tokens, int32_t *n_tokens) {
-    const size_t capacity = tokens_at_most(s, messages, n_messages);
     paged_error err;
     paged_status status;
-    *tokens = paged__alloc(capacity, sizeof **tokens);
-    if (!*tokens) return paged__error(s->cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
+    *tokens = NULL;
     if (s->info.chat_template) {
-        status = paged_chat_tokenize(s->model, messages, n_messages, true, *tokens, (int32_t)capacity,
-                                     n_tokens, NULL, 0, &err);
+        const paged_chat chat = {.struct_size = sizeof chat,
+                                 .messages = messages,
+                                 .n_messages = n_messages,
+                                 .add_generation_prompt = true};
+        paged_prompt prompt = {0};
+        status = paged_chat_render(s->model, &chat, &prompt, &err);
+        paged__free(prompt.text);
+        *tokens = prompt.tokens;
+        *n_tokens = prompt.n_tokens;
     } else {
-        const char *text = messages[n_messages - 1].content;
-        status = paged_tokenize(paged_model_tokenizer(s->model), text, strlen(text), PAGED_TOKENIZE_SPECIAL,
-                                *tokens, (int32_t)capacity, n_tokens, &err);
+        status = encode_text(s, messages[n_messages - 1].content, tokens, n_tokens, &err);
     }
     if (status == PAGED_OK) return PAGED__EXIT_OK;
     paged__free(*tokens);
     *tokens = NULL;
+    const bool is_template = status == PAGED_ERR_UNSUPPORTED || status == PAGED_ERR_FORMAT;
     return paged__error(s->cli, "%s%s", err.message,
-                        status == PAGED_ERR_UNSUPPORTED ? "; paged run --raw runs without the template" : "");
+                        is_template ? "; paged run --raw runs without the template" : "");
 }
 
 /* ---- what the engine counted ---- */

@@ -31,35 +31,42 @@ static const paged__option options_table[] = {
 };
 #undef AT
 
+static paged_status encode_chat(const tokenize_options *o, const paged_model *model, const char *text,
+                                int32_t **tokens, int32_t *n_tokens, paged_error *err) {
+    const paged_message messages[2] = {{"system", o->system}, {"user", text}};
+    const int32_t first = o->system ? 0 : 1;
+    const paged_chat chat = {.struct_size = sizeof chat,
+                             .messages = messages + first,
+                             .n_messages = 2 - first,
+                             .add_generation_prompt = true};
+    paged_prompt prompt = {0};
+    const paged_status status = paged_chat_render(model, &chat, &prompt, err);
+    paged__free(prompt.text);
+    *tokens = prompt.tokens;
+    *n_tokens = prompt.n_tokens;
+    return status;
+}
+
 /* tokens [*n_tokens] is allocated here and the caller's. text ends with a 0 that is not counted in
  * text_len. */
 static int encode(paged__cli *cli, const tokenize_options *o, const paged_model *model, const char *text,
                   size_t text_len, int32_t **tokens, int32_t *n_tokens) {
-    paged_model_info info;
-    paged_model_get_info(model, &info);
-    size_t capacity = text_len + 1024;
+    paged_error err;
+    paged_status status;
     if (o->chat) {
         const char *nul = memchr(text, 0, text_len);
         if (nul)
             return paged__error(cli, "a NUL byte at offset %td, which a chat message cannot hold",
                                 nul - text);
-        capacity += info.chat_template ? strlen(info.chat_template) : 0;
-        capacity += o->system ? strlen(o->system) : 0;
-    }
-    *tokens = paged__alloc(capacity, sizeof **tokens);
-    if (!*tokens) return paged__error(cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
-    paged_error err;
-    paged_status status;
-    if (o->chat) {
-        paged_message messages[2] = {{"system", o->system}, {"user", text}};
-        int32_t first = o->system ? 0 : 1;
-        status = paged_chat_tokenize(model, messages + first, 2 - first, true, *tokens, (int32_t)capacity,
-                                     n_tokens, NULL, 0, &err);
+        status = encode_chat(o, model, text, tokens, n_tokens, &err);
     } else {
+        const size_t capacity = text_len + 8;
         uint32_t flags =
             (o->no_special ? 0 : PAGED_TOKENIZE_SPECIAL) | (o->no_control ? 0 : PAGED_TOKENIZE_CONTROL);
+        *tokens = paged__alloc(capacity, sizeof **tokens);
+        if (!*tokens) return paged__error(cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
         status = paged_tokenize(paged_model_tokenizer(model), text, text_len, flags, *tokens,
-                                (int32_t)capacity, n_tokens, &err);
+                                (int32_t)PAGED_MIN(capacity, INT32_MAX), n_tokens, &err);
     }
     return status == PAGED_OK ? PAGED__EXIT_OK : paged__error(cli, "%s", err.message);
 }

@@ -291,33 +291,30 @@ bool paged__openai_messages(const paged__openai_world *w, const json_t *body, co
         REFUSE(INVALID_ARG, "messages must be a list of 1 … %d messages", MESSAGES_MAX);
     if (!w->chat_template) REFUSE(UNSUPPORTED, "this model has no chat template; use /v1/completions");
     const int32_t n = (int32_t)json_array_size(list);
-    size_t capacity = strlen(w->chat_template) + 1024;
+    size_t n_bytes = 0;
     paged_message *messages = paged__calloc((size_t)n, sizeof *messages);
     if (!messages) REFUSE(NO_MEMORY, "no memory for %d messages", n);
     bool ok = true;
     for (int32_t i = 0; ok && i < n; i++) {
         ok = take_message(json_array_get(list, (size_t)i), i, &messages[i], err);
-        if (ok) capacity += strlen(messages[i].content) + strlen(messages[i].role) + 64;
+        if (ok) n_bytes += strlen(messages[i].content) + strlen(messages[i].role);
     }
-    if (ok && capacity > PROMPT_MAX) {
-        paged__fail(err, PAGED_ERR_LIMIT, "messages of %zu bytes; at most %d", capacity, PROMPT_MAX);
+    if (ok && n_bytes > PROMPT_MAX) {
+        paged__fail(err, PAGED_ERR_LIMIT, "messages of %zu bytes; at most %d", n_bytes, PROMPT_MAX);
         ok = false;
     }
     if (ok) {
-        *tokens = paged__alloc(capacity, sizeof **tokens);
-        if (text) *text = paged__alloc(capacity, 1);
-        if (!*tokens || (text && !*text)) {
-            paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a prompt");
-            ok = false;
-        } else {
-            ok = paged_chat_tokenize(w->model, messages, n, open, *tokens, (int32_t)capacity, n_tokens,
-                                     text ? *text : NULL, text ? capacity : 0, err) == PAGED_OK;
+        const paged_chat chat = {
+            .struct_size = sizeof chat, .messages = messages, .n_messages = n, .add_generation_prompt = open};
+        paged_prompt prompt = {0};
+        ok = paged_chat_render(w->model, &chat, &prompt, err) == PAGED_OK;
+        if (ok) {
+            *tokens = prompt.tokens;
+            *n_tokens = prompt.n_tokens;
+            prompt.tokens = NULL;
+            if (text) *text = prompt.text, prompt.text = NULL;
         }
-        if (!ok) {
-            paged__free(*tokens);
-            *tokens = NULL;
-            if (text) paged__free(*text), *text = NULL;
-        }
+        paged_prompt_free(&prompt);
     }
     for (int32_t i = 0; i < n; i++) paged__free((void *)(uintptr_t)messages[i].content);
     paged__free(messages);

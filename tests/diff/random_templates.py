@@ -66,7 +66,7 @@ class Generator:
             lambda: f"({s()}).split({r.choice([s(), '', repr(' ')])})|join({s()})", lambda: f"{self.strings()}|join({s()})",
             lambda: f"{self.anything()}|string", lambda: f"{self.anything()}|tojson",
             lambda: f"{self.anything()}|tojson(indent={r.randrange(3)})", lambda: f"({s()} if {self.boolean()} else {s()})",
-            lambda: f"{s()}|{r.choice(['upper', 'lower', 'capitalize', 'title', 'reverse', 'string', 'safe'])}",
+            lambda: f"{s()}|{r.choice(['upper', 'lower', 'capitalize', 'title', 'reverse', 'string'])}",
             lambda: f"{s()}|indent({r.choice(['2', 'width=3', '1, true', '2, blank=true'])})", lambda: f"d.{r.choice(NAMES)}",
             lambda: f"d[{s()}]", lambda: f"d.get({r.choice(KEYS)!r}, {s()})", lambda: f"{self.anything()}|default({s()})",
             lambda: f"undef|default({s()}, true)", lambda: f"({s()}) * {r.randrange(3)}", lambda: f"'Q%s%5sZ' % ({s()}, {s()})",

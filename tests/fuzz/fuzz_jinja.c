@@ -6,6 +6,9 @@
  * Without, it replays files, and the files of folders:
  *     fuzz_jinja tests/fuzz/corpus/jinja
  *
+ * The corpus was found by the fuzzer from the templates of tests/diff; it is what -set_cover_merge=1
+ * -use_counters=0 left, less what is longer than 1000 bytes.
+ *
  * The chunks of the arena are small, so that a sanitizer sees reads behind an allocation. Without raw
  * bytes in the template's reach, that is without variables, nothing of the output may be raw.
  */

@@ -218,6 +218,10 @@ static void limits_end_any_template(void) {
         "{{ 9223372036854775807 + 1 }}",
         "{{ 'x'|center(99999999) }}",
         "{{ 3 ** 99999999 }}",
+        "{% set s = 'ab' * 999999 %}{% for i in range(99999) %}{{ (s|length, s is lower, s|int)|length }}{% "
+        "endfor %}",
+        "{% set s = 'a' * 1999999 %}{{ s.rfind('b' ~ s[99999:]) }}",
+        "{% set s = 'a' * 999999 %}{{ s.strip('b' * 999999 ~ 'a') }}",
     };
     for (size_t i = 0; i < sizeof endless / sizeof endless[0]; i++) {
         const paged_message m = {"user", "x"};
@@ -270,9 +274,9 @@ static void *nest_deep(void *arg) {
     paged_status worst = PAGED_OK;
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         nest(tok, repeat_text(shapes[i].before, shapes[i].middle, shapes[i].behind, 5000), NULL);
-    /* As deep as it may be, and one deeper. */
+    /* As deep as it may be, and deeper. */
     static char text[sizeof nested + 100];
-    for (int n = 1; n < 200; n++) {
+    for (int n = 1; n < 200; n += 11) {
         snprintf(text, sizeof text, "{{ %s }}", repeat_text("[", "1", "]", n));
         const paged_status status = nest(tok, text, NULL);
         if (status && status != PAGED_ERR_LIMIT) worst = status;

@@ -64,9 +64,16 @@ static bool bind(paged__j_run *run, const j_builtin *fn, const j_args *args, j_v
     return true;
 }
 
+/* Of the strings that a function may look at, so that each call pays for its time. */
+static size_t bytes_of(j_value self, const j_args *args) {
+    size_t n = self.kind == J_STRING ? self.s->len : 0;
+    for (size_t i = 0; i < args->n; i++) n += args->items[i].kind == J_STRING ? args->items[i].s->len : 0;
+    return n;
+}
+
 j_value paged__j_call_builtin(paged__j_run *run, const j_builtin *fn, j_value self, const j_args *args) {
     j_value argv[J_PARAMS_MAX];
-    if (run->status || !paged__j_step(run, 2)) return paged__j_undefined();
+    if (run->status || !paged__j_step(run, 2 + bytes_of(self, args) / 64)) return paged__j_undefined();
     if (fn->params[0] != '*' && !bind(run, fn, args, argv)) return paged__j_undefined();
     const j_value v = fn->call(run, self, argv, args);
     return run->status ? paged__j_undefined() : v;

@@ -483,8 +483,9 @@ FILTER(f_trim) {
     const j_string s = paged__j_str(run, self);
     if (given(argv[0]) && argv[0].kind != J_STRING)
         return paged__j_fail(run, PAGED_ERR_INVALID_ARG, "trim: a %s, not a string", paged__j_type(argv[0]));
-    if (!paged__j_step(run, s.len / 64)) return paged__j_undefined();
-    return paged__j_string(run, paged__j_strip(&s, given(argv[0]) ? argv[0].s : NULL, true, true));
+    const j_string *set = given(argv[0]) ? argv[0].s : NULL;
+    if (!paged__j_step(run, set ? (s.len / 64 + 1) * (set->len / 16 + 1) : 1)) return paged__j_undefined();
+    return paged__j_string(run, paged__j_strip(&s, set, true, true));
 }
 
 FILTER(f_replace) {

@@ -181,10 +181,7 @@ typedef struct spec {
 
 /* The text of one number, as C has it too. */
 static int number_text(const spec *c, j_value v, char *out, size_t capacity) {
-    const char *sign = c->plus ? "+" : c->blank ? " " : "";
-    char format[32];
     if (strchr("di", c->kind)) {
-        snprintf(format, sizeof format, "%%%s%slld", sign, "");
         const int64_t i = v.kind == J_FLOAT ? (int64_t)v.f : paged__j_integer(v);
         return snprintf(out, capacity, c->plus ? "%+lld" : c->blank ? "% lld" : "%lld", (long long)i);
     }
@@ -308,7 +305,8 @@ static int64_t int_arg(paged__j_run *run, const char *what, j_value v, int64_t m
 
 static j_value strip(paged__j_run *run, j_value self, j_value chars, bool left, bool right) {
     const j_string *set = text_arg(run, "strip", chars);
-    if (!paged__j_step(run, self.s->len / 64 + (set ? set->len : 0))) return paged__j_undefined();
+    if (!paged__j_step(run, set ? (self.s->len / 64 + 1) * (set->len / 16 + 1) : 1))
+        return paged__j_undefined();
     return paged__j_string(run, paged__j_strip(self.s, set, left, right));
 }
 
@@ -369,12 +367,15 @@ static j_value split_space(paged__j_run *run, const j_string *s, int64_t limit, 
     return list;
 }
 
-/* The last place of `part` in the first `end` bytes; SIZE_MAX: none. */
-static size_t find_last(const j_string *s, const j_string *part, size_t end) {
+/* The last place of `part` in the first `end` bytes; SIZE_MAX: none, or an error. */
+static size_t find_last(paged__j_run *run, const j_string *s, const j_string *part, size_t end) {
     if (part->len > end) return SIZE_MAX;
-    for (size_t at = end - part->len + 1; at-- > 0;)
-        if (part->len == 0 || memcmp(s->bytes + at, part->bytes, part->len) == 0) return at;
-    return SIZE_MAX;
+    size_t at = end - part->len + 1;
+    bool found = false;
+    while (!found && at > 0) found = part->len == 0 || memcmp(s->bytes + --at, part->bytes, part->len) == 0;
+    if (part->len == 0) at = end;
+    const size_t looked_at = end - at;
+    return paged__j_step(run, (looked_at / 64 + 1) * (part->len / 64 + 1)) && found ? at : SIZE_MAX;
 }
 
 static void reverse(j_seq *list) {
@@ -398,7 +399,7 @@ static j_value split(paged__j_run *run, j_value self, const j_value *argv, bool 
     j_value list = paged__j_seq(run, J_LIST);
     size_t from = 0, to = s->len;
     for (; limit != 0 && paged__j_step(run, 1); limit--) {
-        const size_t at = from_right ? find_last(s, by, to) : paged__j_find(s, by, from);
+        const size_t at = from_right ? find_last(run, s, by, to) : paged__j_find(s, by, from);
         if (at == SIZE_MAX) break;
         if (from_right)
             push_cut(run, list, s, at + by->len, to), to = at;
@@ -478,7 +479,7 @@ static j_value find(paged__j_run *run, j_value self, j_value part, bool last, bo
     const j_string *text = text_arg(run, "find", part);
     if (!text) return paged__j_fail(run, PAGED_ERR_INVALID_ARG, "find needs a string");
     if (!paged__j_step(run, self.s->len / 64)) return paged__j_undefined();
-    const size_t at = last ? find_last(self.s, text, self.s->len) : paged__j_find(self.s, text, 0);
+    const size_t at = last ? find_last(run, self.s, text, self.s->len) : paged__j_find(self.s, text, 0);
     if (at == SIZE_MAX && must)
         return paged__j_fail(run, PAGED_ERR_INVALID_ARG, "index: it is not in the string");
     if (at == SIZE_MAX) return paged__j_int(-1);
@@ -518,7 +519,7 @@ METHOD(m_join) {
 static j_value partition(paged__j_run *run, j_value self, j_value by, bool last) {
     const j_string *s = self.s, *text = text_arg(run, "partition", by);
     if (!text || text->len == 0) return paged__j_fail(run, PAGED_ERR_INVALID_ARG, "partition needs a text");
-    const size_t at = last ? find_last(s, text, s->len) : paged__j_find(s, text, 0);
+    const size_t at = last ? find_last(run, s, text, s->len) : paged__j_find(s, text, 0);
     const size_t from = at != SIZE_MAX ? at : last ? 0 : s->len, to = at != SIZE_MAX ? at + text->len : from;
     j_value parts = paged__j_seq(run, J_TUPLE);
     push_cut(run, parts, s, 0, from);

@@ -421,7 +421,7 @@ j_seq *paged__j_iterate(paged__j_run *run, j_value v) {
 }
 
 bool paged__j_length(paged__j_run *run, j_value v, int64_t *n) {
-    if (v.kind == J_STRING)
+    if (v.kind == J_STRING && paged__j_step(run, v.s->len / 64))
         *n = (int64_t)paged__j_count_chars(v.s);
     else if (v.kind == J_SEQ && v.seq->form != J_ITERATOR)
         *n = (int64_t)v.seq->n;
@@ -429,7 +429,7 @@ bool paged__j_length(paged__j_run *run, j_value v, int64_t *n) {
         *n = (int64_t)v.dict->n;
     else if (v.kind == J_UNDEFINED)
         *n = 0;
-    else
+    else /* or too many steps, which stays the error */
         paged__j_fail(run, PAGED_ERR_INVALID_ARG, "a %s has no length", paged__j_type(v));
     return run->status == PAGED_OK;
 }
