@@ -215,6 +215,8 @@ static void print_stats(run *r) {
             out->decode_ms / 1000, paged__decode_speed(out), paged_finish_name(out->finish));
     fprintf(stderr, "KV cache    %d of %d blocks of %d tokens, %s of %s\n", out->blocks_used, info.n_blocks,
             info.block_size, paged__size(used).text, paged__size(info.pool_bytes).text);
+    if (info.packed_tails)
+        fprintf(stderr, "tails       %llu packed, became blocks\n", (unsigned long long)cache.n_packed);
     fprintf(stderr, "attention   %s kernels, %s %s\n", info.attn_kernels, paged__layout_name(info.kv_layout),
             paged__type_name(info.kv_type));
     fprintf(stderr, "linear      %s\n", info.linear_kernels);
