@@ -16,7 +16,7 @@
  * prompt_logprobs computes its whole prompt.
  *
  * Thread rule: one thread at a time per engine, paged_engine_cancel aside, which any thread or signal handler
- * may call.
+ * may call. An engine for many threads: service.h.
  */
 #ifndef PAGED_ENGINE_H
 #define PAGED_ENGINE_H

@@ -1,8 +1,8 @@
 /* cli/chat.c: paged chat: a conversation in the terminal.
  *
- * A turn: a line -> all messages in the template -> engine -> text as it comes. The whole conversation goes
- * to the engine each time; what is cached of it is taken over, so a turn computes little more than the new
- * message. Lines are edited with libedit where stdin is a terminal, and read as they are elsewhere.
+ * A turn: a line -> conversation -> engine -> text as it comes, and its tokens back to the conversation. The
+ * whole of it goes to the engine each time; what is cached is taken over, so a turn computes the new message.
+ * Lines are edited with libedit where stdin is a terminal, and read as they are elsewhere.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,13 +20,14 @@
 #include "cli/cli.h"
 #include "cli/plan.h"
 #include "cli/session.h"
+#include "paged/conversation.h"
 
-enum { HISTORY_MAX = 1000 };
+enum { HISTORY_MAX = 1000, KEEP_SINK_TOKENS = 1 << 16 };
 
 typedef struct chat_options {
     const char *model, *system;
-    bool stats, quiet, no_history;
-    int32_t log_level;
+    bool stats, quiet, no_history, keep_sink;
+    int32_t log_level, history;
     paged__sampling_options sampling;
     paged__memory_options memory;
 } chat_options;
@@ -37,6 +38,12 @@ static const paged__option options_table[] = {
     PAGED__MODEL_ROW(chat_options, model),
     {PAGED__OPTION_TEXT, 0, "system", "TEXT", AT(system), 0, 0, NULL,
      "system message at the start (default: the template's)"},
+    {PAGED__OPTION_INT, 0, "history", "N", AT(history), 1, INT32_MAX, NULL,
+     "tokens of a conversation at most; its oldest turns go first\n(default: any number; with --keep-sink "
+     "3/4 of the context)"},
+    {PAGED__OPTION_FLAG, 0, "keep-sink", NULL, AT(keep_sink), 0, 0, NULL,
+     "a full context drops its middle instead of ending the answer,\nand the history is cut anywhere: an "
+     "approximation"},
     {.kind = PAGED__OPTION_HEADING, .name = "Generation"},
     PAGED__SAMPLING_ROWS(chat_options, sampling),
     {.kind = PAGED__OPTION_HEADING, .name = "Memory and threads"},
@@ -60,42 +67,35 @@ typedef struct chat {
     History *history;
     char *line; /* of getline(); owned */
     size_t line_capacity;
-    paged_message *messages; /* [n_messages] content is owned */
-    int32_t n_messages, capacity;
-    paged__buffer answer;
-    paged_output last; /* of the last answer; its pointers are not used */
+    paged_conversation *talk;
+    paged__buffer message; /* a line with a 0 behind it */
+    paged_output last;     /* of the last answer; its pointers are not used */
     bool answered;
 } chat;
 
-/* ---- messages ---- */
-
-/* Takes a copy of content. False: no memory. */
-static bool push(chat *c, const char *role, const char *content, size_t len) {
-    if (c->n_messages == c->capacity) {
-        const int32_t capacity = c->capacity ? 2 * c->capacity : 16;
-        paged_message *grown = paged__alloc((size_t)capacity, sizeof *grown);
-        if (!grown) return false;
-        if (c->n_messages) memcpy(grown, c->messages, (size_t)c->n_messages * sizeof *grown);
-        paged__free(c->messages);
-        c->messages = grown;
-        c->capacity = capacity;
-    }
-    char *copy = paged__alloc(len + 1, 1);
-    if (!copy) return false;
-    memcpy(copy, content, len);
-    copy[len] = 0;
-    c->messages[c->n_messages++] = (paged_message){role, copy};
-    return true;
+static int no_memory(chat *c) {
+    return paged__error(c->session.cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
 }
 
-static void pop_to(chat *c, int32_t n_messages) {
-    while (c->n_messages > n_messages) paged__free((void *)(uintptr_t)c->messages[--c->n_messages].content);
-}
-
-static bool begin(chat *c) {
-    pop_to(c, 0);
+/* A new conversation. What can go wrong here went wrong, or not, at the first one, memory aside. */
+static int begin(chat *c) {
+    const chat_options *o = &c->options;
+    paged_conversation_config config = {.struct_size = sizeof config,
+                                        .system = o->system,
+                                        .max_tokens = o->history,
+                                        .mode = o->keep_sink ? PAGED_CONVERSATION_KEEP_SINK
+                                                             : PAGED_CONVERSATION_EXACT};
+    paged_engine_info info;
+    paged_engine_get_info(c->session.engine, &info);
+    if (config.max_tokens == 0 && o->keep_sink) config.max_tokens = info.n_ctx - info.n_ctx / 4;
+    paged_conversation *fresh;
+    paged_error err;
+    const paged_status status = paged_conversation_create(c->session.model, &config, &fresh, &err);
+    if (status != PAGED_OK) return paged__error(c->session.cli, "%s", err.message);
+    paged_conversation_free(c->talk);
+    c->talk = fresh;
     c->answered = false;
-    return !c->options.system || push(c, "system", c->options.system, strlen(c->options.system));
+    return PAGED__EXIT_OK;
 }
 
 /* ---- lines ---- */
@@ -225,23 +225,28 @@ static void tell_statistics(chat *c) {
     const paged_output *o = &c->last;
     paged_engine_info info;
     paged_cache_stats stats;
+    paged_conversation_info talk;
     paged_engine_get_info(c->session.engine, &info);
     paged_engine_get_cache_stats(c->session.engine, &stats);
+    paged_conversation_get_info(c->talk, &talk);
     if (!c->answered) {
         fprintf(stderr, "no answer yet; context %d tokens, pool %s\n", info.n_ctx,
                 paged__size(info.pool_bytes).text);
         return;
     }
     fprintf(stderr,
-            "%d messages, %d of %d tokens; %d read (%d from the cache) at %.0f tokens/s, %d written at %.0f "
+            "%d turn%s, %d of %d tokens; %d read (%d from the cache) at %.0f tokens/s, %d written at %.0f "
             "tokens/s; KV cache %s used, %s kept, of %s\n",
-            c->n_messages, o->prompt_tokens + o->completion_tokens, info.n_ctx,
+            talk.n_turns, talk.n_turns == 1 ? "" : "s", talk.n_tokens, info.n_ctx,
             o->prompt_tokens - o->cached_tokens, o->cached_tokens, paged__prefill_speed(o),
             o->completion_tokens, paged__decode_speed(o), paged__size(stats.used_bytes).text,
             paged__size((size_t)stats.n_cached * stats.block_bytes).text, paged__size(info.pool_bytes).text);
+    if (talk.n_dropped_tokens || talk.n_dropped_by_answer)
+        fprintf(stderr, "dropped turns: %lld, tokens: %lld, within the last answer: %d\n",
+                (long long)talk.n_dropped_turns, (long long)talk.n_dropped_tokens, talk.n_dropped_by_answer);
 }
 
-/* Steps until the request ends; the text goes to stdout and to c->answer. */
+/* Steps until the request ends; the text goes to stdout, the tokens to the conversation. */
 static int generate(chat *c, uint64_t id) {
     paged__session *s = &c->session;
     paged_output *out = &c->last;
@@ -250,6 +255,7 @@ static int generate(chat *c, uint64_t id) {
         paged_status status = paged_engine_step(s->engine, NULL, &err);
         if (status != PAGED_OK) return paged__error(s->cli, "%s", err.message);
         status = paged_engine_read(s->engine, id, out);
+        if (status == PAGED_OK) status = paged_conversation_take(c->talk, out, NULL);
         if (status != PAGED_OK) return paged__error(s->cli, "%s", paged_status_text(status));
         if (out->prompt_done < out->prompt_tokens && !c->options.quiet)
             paged__term_progress(&s->cli->term, "reading", (double)out->prompt_done / out->prompt_tokens);
@@ -258,8 +264,6 @@ static int generate(chat *c, uint64_t id) {
             newline = out->text[out->text_len - 1] == '\n';
             paged__out_write(s->cli, out->text, out->text_len);
             if (!paged__out_flush(s->cli)) return PAGED__EXIT_ERROR; /* told by paged__out_end() */
-            if (!paged__buffer_append(&c->answer, out->text, out->text_len))
-                return paged__error(s->cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
         }
         if (out->finish == PAGED_FINISH_NONE) continue;
         paged__term_clear(&s->cli->term);
@@ -276,63 +280,76 @@ static void tell_end(chat *c) {
     if (c->last.finish == PAGED_FINISH_ERROR)
         fprintf(stderr, "(the answer failed: %s)\n", paged_status_text(c->last.error));
     if (c->last.finish == PAGED_FINISH_LENGTH &&
-        c->last.prompt_tokens + c->last.completion_tokens >= info.n_ctx)
-        fprintf(stderr, "(the context of %d tokens is full; /clear starts anew)\n", info.n_ctx);
+        c->last.prompt_tokens + c->last.completion_tokens >= info.n_ctx && !c->last.n_dropped)
+        fprintf(stderr, "(the context of %d tokens is full; /drop N forgets turns, /clear all)\n",
+                info.n_ctx);
     if (c->options.stats) tell_statistics(c);
 }
 
-/* Only shortage of memory and a broken stdout end the conversation. */
-static int answer(chat *c, const char *line, size_t len) {
-    const int32_t n_before = c->n_messages;
-    int32_t *tokens = NULL, n_tokens = 0;
-    uint64_t id = 0;
-    if (!push(c, "user", line, len))
-        return paged__error(c->session.cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
+/* The request for the turn that a line begins, submitted. Not OK: it was told, and nothing has changed but
+ * that turns may have gone for it. */
+static int submit(chat *c, const char *line, size_t len, uint64_t *id) {
     paged_request request;
+    paged_error err;
+    c->message.len = 0;
+    if (!paged__buffer_append(&c->message, line, len) || !paged__buffer_append(&c->message, "", 1))
+        return no_memory(c);
+    if (paged_conversation_add_user(c->talk, c->message.data, &err) != PAGED_OK)
+        return paged__error(c->session.cli, "%s", err.message);
     paged__session_request(&c->options.sampling, &request);
-    int code = paged__session_chat(&c->session, c->messages, c->n_messages, &tokens, &n_tokens);
-    if (code == PAGED__EXIT_OK) {
-        request.tokens = tokens;
-        request.n_tokens = n_tokens;
-        code = paged__session_submit(&c->session, &request, &id);
-    }
-    paged__free(tokens);
-    if (code != PAGED__EXIT_OK) { /* this message was refused; the conversation is as before */
-        pop_to(c, n_before);
-        return PAGED__EXIT_OK;
-    }
-    c->answer.len = 0;
+    if (c->options.keep_sink && request.max_tokens == 0) request.max_tokens = KEEP_SINK_TOKENS;
+    PAGED_ASSERT(paged_conversation_request(c->talk, &request, NULL) == PAGED_OK);
+    const int code = paged__session_submit(&c->session, &request, id);
+    if (code != PAGED__EXIT_OK) paged_conversation_undo(c->talk);
+    return code;
+}
+
+/* Only shortage of memory while it is written and a broken stdout end the conversation. */
+static int answer(chat *c, const char *line, size_t len) {
+    uint64_t id;
+    if (submit(c, line, len, &id) != PAGED__EXIT_OK) return PAGED__EXIT_OK;
     paged__interrupt_watch(c->session.engine, id);
-    code = generate(c, id);
+    const int code = generate(c, id);
     paged__interrupt_watch(NULL, 0);
     paged__interrupt_taken();
     paged_engine_release(c->session.engine, id);
     if (code != PAGED__EXIT_OK) return code;
     c->answered = true;
-    if (!push(c, "assistant", c->answer.data ? c->answer.data : "", c->answer.len))
-        return paged__error(c->session.cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
     tell_end(c);
     return PAGED__EXIT_OK;
 }
 
 /* ---- the conversation ---- */
 
+static void drop(chat *c, int32_t n_turns) {
+    paged_conversation_info talk;
+    paged_conversation_get_info(c->talk, &talk);
+    const int32_t n = paged_conversation_keep(c->talk, PAGED_MAX(talk.n_turns - n_turns, 0));
+    paged_conversation_get_info(c->talk, &talk);
+    fprintf(stderr, "(%d turn%s forgotten, %d left, %d tokens)\n", n, n == 1 ? "" : "s", talk.n_turns,
+            talk.n_tokens);
+}
+
 /* A line that begins with a slash. False: the conversation ends. */
 static bool command(chat *c, const char *line, size_t len) {
-    static const char *const names[] = {"/clear", "/stats", "/help", "/quit"};
-    char word[32];
+    static const char *const names[] = {"/clear", "/drop", "/stats", "/help", "/quit"};
+    char word[32], rest;
+    int n_turns;
     snprintf(word, sizeof word, "%.*s", (int)len, line);
     if (strcmp(word, "/quit") == 0 || strcmp(word, "/exit") == 0) return false;
     if (strcmp(word, "/clear") == 0) {
-        if (!begin(c)) paged__error(c->session.cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
-        fputs("(a new conversation)\n", stderr);
+        if (begin(c) == PAGED__EXIT_OK) fputs("(a new conversation)\n", stderr);
+    } else if (sscanf(word, "/drop %d%c", &n_turns, &rest) == 1 && n_turns > 0) {
+        drop(c, n_turns);
+    } else if (strncmp(word, "/drop", 5) == 0 && (word[5] == 0 || word[5] == ' ')) {
+        paged__error(c->session.cli, "/drop asks for a number of turns, 1 or more: /drop 2");
     } else if (strcmp(word, "/stats") == 0) {
         tell_statistics(c);
     } else if (strcmp(word, "/help") == 0) {
-        fputs(
-            "/clear  forget the conversation\n/stats  tokens, speeds, memory\n/quit   leave; so does Ctrl-D\n"
-            "Ctrl-C  stop the answer\n",
-            stderr);
+        fputs("/clear  forget the conversation\n/drop N  forget its N oldest turns\n/stats  tokens, speeds, "
+              "memory\n"
+              "/quit   leave; so does Ctrl-D\nCtrl-C  stop the answer\n",
+              stderr);
     } else {
         const char *nearest = paged__args_nearest(word, names, sizeof names / sizeof names[0]);
         paged__error(c->session.cli, "unknown command '%s'%s%s; /help lists them", word,
@@ -373,8 +390,7 @@ static int chat_command(paged__cli *cli, int argc, char **argv) {
         code = paged__error(
             cli, "this model has no chat template, so it cannot hold a conversation; see paged run");
     if (code == PAGED__EXIT_OK) code = paged__session_start(&c.session, &o->memory, 1, false);
-    if (code == PAGED__EXIT_OK && !begin(&c))
-        code = paged__error(cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
+    if (code == PAGED__EXIT_OK) code = begin(&c);
     if (code == PAGED__EXIT_OK) {
         paged_engine_info info;
         paged_engine_get_info(c.session.engine, &info);
@@ -385,10 +401,9 @@ static int chat_command(paged__cli *cli, int argc, char **argv) {
         code = talk(&c);
         close_editor(&c);
     }
+    paged_conversation_free(c.talk);
     paged__session_close(&c.session);
-    pop_to(&c, 0);
-    paged__free(c.messages);
-    paged__buffer_free(&c.answer);
+    paged__buffer_free(&c.message);
     free(c.line);
     return code;
 }

@@ -77,13 +77,13 @@ def test_a_conversation_in_a_terminal(model, tmp_path):
     t.type("Hello\r")
     t.prompt()
     t.type("/stats\r")
-    stats = t.until(r"2 messages, \d+ of 512 tokens.*\n")
+    stats = t.until(r"1 turn, \d+ of 512 tokens.*\n")
     assert "0 from the cache" in stats
     t.prompt()
     t.type("What did I say?\r")
     t.prompt()
     t.type("/stats\r")
-    stats = t.until(r"4 messages, .*\n")
+    stats = t.until(r"2 turns, .*\n")
     cached = int(re.search(r"\((\d+) from the cache\)", stats)[1])
     assert cached >= 32  # the first turn, question and answer, was not computed again
     t.prompt()
@@ -108,7 +108,7 @@ def test_letters_of_all_languages_can_be_typed(model, tmp_path, monkeypatch):
         t.type("Grüße 你好 🦙\r")
         t.prompt()
         t.type("/stats\r")
-        t.until("2 messages")
+        t.until("1 turn,")
         t.prompt()
         t.type("/quit\r")
         assert t.close() == 0
@@ -177,12 +177,33 @@ def test_too_long_a_message_leaves_the_conversation(paged, model):
     lines = "Hello\n" + "word " * 700 + "\n/stats\n"
     done = paged("chat", "--model", model, *SMALL, input=lines)
     assert done.returncode == 0
-    assert "512" in done.stderr and "2 messages" in done.stderr
+    assert "512" in done.stderr and "1 turn," in done.stderr
 
 
 def test_a_full_context_is_told(paged, model):
     done = paged("chat", "--model", model, "--ctx", 64, "--threads", 1, "--ignore-eos", input="Hello\n")
     assert done.returncode == 0 and "the context of 64 tokens is full" in done.stderr
+
+
+def test_old_turns_go(paged, model):
+    """What is left after /drop, or by --history, answers as a conversation that was never longer."""
+    fruit = ("Name a fruit.", "And a colour?")
+    lines = "\n".join(("Hello", *fruit, "/drop", "/drop x", "/drop 1", "Name a town.", "/stats")) + "\n"
+    done = paged("chat", "--model", model, *SMALL, input=lines)
+    assert done.returncode == 0 and done.stderr.count("/drop asks for a number") == 2
+    assert "(1 turn forgotten, 2 left," in done.stderr and "3 turns" in done.stderr and "dropped turns: 1," in done.stderr
+    limited = paged("chat", "--model", model, *SMALL, "--history", 90, input="\n".join((*fruit, *fruit, "/stats")) + "\n")
+    assert limited.returncode == 0 and re.search(r"dropped turns: [1-9]", limited.stderr)
+    assert limited.stdout.splitlines()[0] == paged("chat", "--model", model, *SMALL, input=fruit[0]).stdout.splitlines()[0]
+
+
+def test_keep_sink_outlives_the_context(paged, model):
+    args = ("--ctx", 96, "--threads", 1, "--max-tokens", 150, "--ignore-eos", "--keep-sink")
+    done = paged("chat", "--model", model, *args, input="Hello\nGo on\n/stats\n")
+    assert done.returncode == 0, done.stderr
+    assert "is full" not in done.stderr
+    assert int(re.search(r"within the last answer: (\d+)", done.stderr)[1]) >= 48
+    assert " 150 written" in done.stderr
 
 
 def test_bench_prints_rows(paged, model):

@@ -155,35 +155,56 @@ typedef struct sim {
     bool had_pins, faults;
 } sim;
 
-static uint64_t n_preempted, n_ended[PAGED_FINISH_KINDS], n_cascades, n_stalls, n_tails, n_parked;
+static uint64_t n_preempted, n_ended[PAGED_FINISH_KINDS], n_cascades, n_stalls, n_tails, n_parked,
+    n_dropped_tokens;
 
 static int32_t below(sim *s, int32_t n) {
     return (int32_t)(paged__rand(&s->random) % (uint64_t)n);
 }
 
+/* What the model reads behind n tokens. */
+static uint64_t sum_of(const int32_t *tokens, int32_t n) {
+    uint64_t hash = 0, sum = 0;
+    for (int32_t i = 0; i < n; i++) sum = fold(sum, hash = next_hash(hash, tokens[i], i));
+    return sum;
+}
+
+/* The first blocks and the newest half of the rest stay. Returns how many go. */
+static int32_t drop_middle(const sim *s, const record *r, int32_t *tokens, int32_t n) {
+    const int32_t bs = s->e->config.block_size, sink = (r->params.keep_sink + bs - 1) / bs * bs;
+    const int32_t n_drop = (n - sink) / 2 / bs * bs;
+    memmove(tokens + sink, tokens + sink + n_drop, (size_t)(n - sink - n_drop) * sizeof *tokens);
+    return n_drop;
+}
+
 /* The answer of a request, from its tokens and parameters alone. */
 static void answer_alone(sim *s, record *r) {
-    int32_t tokens[N_CTX + N_NEW_MAX + 1], n = r->params.n_tokens;
-    const int32_t max_new = PAGED_MIN(s->e->n_ctx - n + 1, r->params.max_tokens);
-    uint64_t hash = 0, sum = 0;
+    int32_t tokens[N_CTX + N_NEW_MAX + 1], n = r->params.n_tokens, n_dropped = 0;
+    const int32_t max_new =
+        r->params.keep_sink ? r->params.max_tokens : PAGED_MIN(s->e->n_ctx - n + 1, r->params.max_tokens);
     float row[TINY_VOCAB];
     memcpy(tokens, r->tokens, (size_t)n * sizeof *tokens);
-    for (int32_t i = 0; i < n; i++) sum = fold(sum, hash = next_hash(hash, tokens[i], i));
     for (r->n_want = 0; r->n_want < max_new;) {
-        fill_logits(sum, row);
+        if (n > s->e->n_ctx) {
+            const int32_t n_drop = drop_middle(s, r, tokens, n);
+            n_dropped += n_drop;
+            n -= n_drop;
+        }
+        fill_logits(sum_of(tokens, n), row);
         const paged__choice how = {.params = &r->params,
                                    .tokens = tokens,
-                                   .n_prompt = r->params.n_tokens,
+                                   .n_prompt = PAGED_MAX(n - r->n_want, 0),
                                    .n_tokens = n,
+                                   .n_dropped = n_dropped,
                                    .choice = r->choice,
                                    .ban_eog = r->params.ignore_eos};
         const int32_t token = paged__sample(s->sampler, row, &how);
         r->want_finish = PAGED_FINISH_STOP;
         if (!r->params.ignore_eos && paged_token_is_eog(s->tok, token)) return;
-        r->want[r->n_want++] = tokens[n] = token;
-        sum = fold(sum, hash = next_hash(hash, token, n++));
+        r->want[r->n_want++] = tokens[n++] = token;
     }
     r->want_finish = PAGED_FINISH_LENGTH;
+    n_dropped_tokens += (uint64_t)n_dropped;
 }
 
 /* Prompts of a few families have beginnings in common, of any length. */
@@ -208,6 +229,9 @@ static void submit(sim *s) {
     r->params.priority = below(s, 3) ? 0 : below(s, 5) - 2;
     r->params.deadline_ms = below(s, 10) ? 0 : 20 + below(s, 200);
     r->params.salt = salts[below(s, 5)];
+    r->params.keep_sink = below(s, 3) || s->e->n_ctx < 4 * s->e->config.block_size
+                              ? 0
+                              : 1 + below(s, 2 * s->e->config.block_size);
     r->params.n = below(s, 5) ? 0 : 1 + below(s, PAGED_MIN(4, N_REQUESTS - s->n_submitted));
     const paged_status status = paged_engine_submit(s->e, &r->params, &r->id, NULL);
     if (status) {
@@ -308,14 +332,14 @@ static void step(sim *s, int32_t *active) {
         record *r = &s->r[i];
         const paged__request *q = r->released ? NULL : paged__request_find(s->e, r->id);
         if (!q) continue;
-        CHECK(!s->e->max_unread || q->n_tokens - q->n_prompt - q->n_read <= s->e->max_unread);
+        CHECK(!s->e->max_unread || paged__n_made(q) - q->n_read <= s->e->max_unread);
         n_parked += q->wait == PAGED_WAIT_READER;
         if (q->n_preemptions == r->n_preemptions) continue;
         CHECK_EQ(q->n_preemptions, r->n_preemptions + 1);
         CHECK(r->id != oldest);
-        CHECK(r->n_preemptions == 0 || q->n_tokens > r->made_then);
+        CHECK(r->n_preemptions == 0 || paged__n_made(q) > r->made_then);
         r->n_preemptions = q->n_preemptions;
-        r->made_then = q->n_tokens;
+        r->made_then = paged__n_made(q);
         n_preempted++;
     }
     for (int32_t i = 0; i < s->e->n_waiting; i++) CHECK(s->e->waiting[i]->wait != PAGED_WAIT_NONE);
@@ -463,12 +487,14 @@ static void many_seeds(void) {
     test_seed = first;
     paged_model_free(m);
     paged_allocator_set(NULL);
-    printf("%d runs: %d preemptions, %d stalls, %d tails packed, %d steps parked; ended by", (int)n_runs,
-           (int)n_preempted, (int)n_stalls, (int)n_tails, (int)n_parked);
+    printf(
+        "%d runs: %d preemptions, %d stalls, %d tails packed, %d steps parked, %d tokens dropped; ended by",
+        (int)n_runs, (int)n_preempted, (int)n_stalls, (int)n_tails, (int)n_parked, (int)n_dropped_tokens);
     for (int i = 1; i < PAGED_FINISH_KINDS; i++)
         printf(" %s %d", paged_finish_name((paged_finish)i), (int)n_ended[i]);
     printf("\n");
-    CHECK(n_preempted > n_runs / 4 && n_stalls > 0 && n_tails > 0 && n_parked > n_runs);
+    CHECK(n_preempted > n_runs / 4 && n_stalls > 0 && n_tails > 0 && n_parked > n_runs &&
+          n_dropped_tokens > n_runs);
     for (int i = 1; i < PAGED_FINISH_KINDS; i++) CHECK(n_ended[i] > 0);
 }
 

@@ -438,6 +438,26 @@ static void idle_burns_nothing(void) {
     paged_service_free(s);
 }
 
+static void trim_soon(paged_engine *e, void *user) {
+    (void)user;
+    e->cache->trim_after = 30000000;
+}
+
+/* Memory that has become idle goes back to the system while the service sleeps. */
+static void idle_memory_goes_back(void) {
+    paged_service_config c = small_config();
+    reading r = {.want = long_answer(0)};
+    c.engine.no_prefix_cache = true;
+    paged_service *s = make(c);
+    paged_service_call(s, trim_soon, NULL);
+    read_to_end(s, submit(s, r.want), &r);
+    usleep(800000);
+    const facts f = facts_of(s); /* before the step that follows a call */
+    CHECK_EQ(f.cache.idle_bytes, 0);
+    CHECK(f.cache.n_unbacked > 0);
+    paged_service_free(s);
+}
+
 /* ---- event loops ---- */
 
 static bool readable(const paged_service *s, int timeout_ms) {
@@ -684,6 +704,7 @@ static void counted(void) {
     X(parked_make_way)                                                                                       \
     X(reader_timeout)                                                                                        \
     X(idle_burns_nothing)                                                                                    \
+    X(idle_memory_goes_back)                                                                                 \
     X(ready_list)                                                                                            \
     X(nothing_waits_for_a_step)                                                                              \
     X(free_with_work)                                                                                        \
