@@ -35,11 +35,11 @@ typedef struct paged__range {
     int32_t first, end;
 } paged__range;
 
-/* K or V of one step, and the tiles that are worked on after them, of K or V: `next` is the same as `at` where
- * nothing follows. Where rows are few, memory is what one waits for, and a kernel reads tile after tile, each
- * from its first byte to its last. Meanwhile it brings the tiles 1 and 3 places ahead into the cache, line by
- * line, spread evenly over its work: a burst overflows the queue of misses, and a pause lets it run dry. A
- * prefetch may be dropped, hence twice. */
+/* K or V of one step, and the tiles that are worked on after them, of K or V: `next` is the same as `at`
+ * where nothing follows. Where rows are few, memory is what one waits for, and a kernel reads tile after
+ * tile, each from its first byte to its last. Meanwhile it brings the tiles at two distances ahead into the
+ * cache, line by line, spread evenly over its work: a burst overflows the queue of misses, and a pause lets
+ * it run dry. A prefetch may be dropped, hence twice. */
 typedef struct paged__tiles {
     const void *at[PAGED__STEP_TILES], *next[PAGED__STEP_TILES];
     const float *scale[PAGED__STEP_TILES], *next_scale[PAGED__STEP_TILES]; /* i8: [16] of each tile */

@@ -60,7 +60,7 @@ static void load_q(void *q, const float *src, float scale, int32_t head_dim) {
 
 /* ---- prefetching ---- */
 
-/* With few rows, what is brought into the cache at the same time: the lines of the tiles 1 and 3 places ahead. */
+/* With few rows, what is brought into the cache meanwhile: lines of the tiles 1 and 3 places ahead. */
 typedef struct stream {
     const uint8_t *near, *far;
 } stream;
@@ -74,8 +74,8 @@ INLINE void fetch_stream(const stream *f, int64_t at) {
     _mm_prefetch((const char *)f->far + at, _MM_HINT_T0);
 }
 
-/* With many rows there is time: the loops of all blocks share the work, so that the memory has something to do
- * all the time. A loop over pairs then brings in `rate` lines each turn, from `from[c]` on in quarter c. */
+/* With many rows there is time: the loops of all blocks share the work, so that the memory has something to
+ * do all the time. A loop over pairs then brings in `rate` lines each turn, from `from[c]` on in quarter c. */
 typedef struct share {
     const uint8_t *from[4];
     int32_t rate;
