@@ -351,7 +351,7 @@ static void add_entry(paged_attn *attn, paged__entry entry) {
         PAGED_MAX((entry.n_keys + PAGED_ATTN_SPLIT - 1) / PAGED_ATTN_SPLIT - entry.split_first, 1);
     /* Time goes with rows * steps, and each step and entry has its own price, as much as some rows. */
     int64_t n_steps = (entry.n_keys + PAGED_ATTN_STEP - 1) / PAGED_ATTN_STEP - first / PAGED_ATTN_STEP;
-    entry.cost = (PAGED_MAX(n_steps, 0) + 1) * (entry.n_rows + 8);
+    entry.cost = (PAGED_MAX(n_steps, 0) + 1) * (entry.n_rows + 16);
     entry.cost_before = attn->cost;
     attn->cost += entry.cost * attn->config.n_kv_heads;
     if (entry.shared_q >= 0 || (attn->config.n_threads_max > 1 && paged__entry_can_cut(attn, &entry)))

@@ -35,12 +35,21 @@ typedef struct paged__range {
     int32_t first, end;
 } paged__range;
 
-/* K or V of one step. Kernels bring `next` into the cache while they work on `at`, line by line, since a
- * burst of prefetches would stall; `next` is the same as `at` where nothing follows. */
+/* K or V of one step, and the tiles that are worked on after them, of K or V: `next` is the same as `at`
+ * where nothing follows. Where rows are few, memory is what one waits for, and a kernel reads tile after
+ * tile, each from its first byte to its last. Meanwhile it brings the tiles at two distances ahead into the
+ * cache, line by line, spread evenly over its work: a burst overflows the queue of misses, and a pause lets
+ * it run dry. A prefetch may be dropped, hence twice. */
 typedef struct paged__tiles {
     const void *at[PAGED__STEP_TILES], *next[PAGED__STEP_TILES];
     const float *scale[PAGED__STEP_TILES], *next_scale[PAGED__STEP_TILES]; /* i8: [16] of each tile */
 } paged__tiles;
+
+/* The tile that comes n ≤ 4 places after tile j. */
+static inline const uint8_t *paged__tile_ahead(const paged__tiles *tiles, int32_t j, int32_t n) {
+    int32_t to = j + n;
+    return to < PAGED__STEP_TILES ? tiles->at[to] : tiles->next[to - PAGED__STEP_TILES];
+}
 
 /* What the kernels of a step work on. All rows belong to one KV head and see at least one token. */
 typedef struct paged__step {

@@ -14,7 +14,7 @@
 #include "ops/ops.h"
 #include "ops/scores.h"
 
-enum { ROWS = 6 };
+enum { ROWS = 6, FEW = 12 };
 
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
@@ -37,6 +37,11 @@ INLINE __m512 load_k(const void *tile, int64_t d, const paged_type type) {
     __m512i pair = _mm512_loadu_si512(bytes + (d >> 1) * 64);
     __m512i top = _mm512_sll_epi32(pair, _mm_cvtsi32_si128(d & 1 ? 0 : 16));
     return _mm512_castsi512_ps(_mm512_and_si512(top, _mm512_set1_epi32((int)0xffff0000u)));
+}
+
+/* Few rows: how many tiles ahead the farther one is (paged__tiles); those of f32 are twice as large. */
+INLINE int32_t far_of(const paged_type type) {
+    return type == PAGED_TYPE_F32 ? 2 : 3;
 }
 
 INLINE void prefetch_k(const void *tile, int64_t d, const paged_type type) {
@@ -84,7 +89,63 @@ INLINE void qk_rows(const paged__step *step, int32_t first_row, const int n_rows
     }
 }
 
+/* Few rows: one tile. */
+INLINE void qk_tile(const paged__step *step, int32_t first_row, int32_t tile, const int n_rows,
+                    const paged_type type) {
+    const uint8_t *q = step->q + first_row * step->q_stride, *at = step->k.at[tile],
+                  *near = paged__tile_ahead(&step->k, tile, 1),
+                  *far = paged__tile_ahead(&step->k, tile, far_of(type));
+    __m512 acc[ROWS];
+    UNROLL for (int r = 0; r < n_rows; r++) acc[r] = _mm512_setzero_ps();
+    for (int64_t d = 0; d < step->head_dim_k; d++) {
+        __m512 k = load_k(at, d, type);
+        if (first_row == 0) {
+            prefetch_k(near, d, type);
+            prefetch_k(far, d, type);
+        }
+        UNROLL for (int r = 0; r < n_rows; r++) {
+            __m512 qd = _mm512_set1_ps(((const float *)(const void *)(q + r * step->q_stride))[d]);
+            acc[r] = _mm512_fmadd_ps(qd, k, acc[r]);
+        }
+    }
+    float *s = step->s + first_row * PAGED_ATTN_STEP + tile * PAGED_TILE;
+    UNROLL for (int r = 0; r < n_rows; r++) _mm512_storeu_ps(s + r * PAGED_ATTN_STEP, acc[r]);
+}
+
+INLINE void qk_few(const paged__step *step, int32_t tile, int32_t r, int32_t n, const paged_type type) {
+    switch (n) {
+    case 1:
+        qk_tile(step, r, tile, 1, type);
+        break;
+    case 2:
+        qk_tile(step, r, tile, 2, type);
+        break;
+    case 3:
+        qk_tile(step, r, tile, 3, type);
+        break;
+    case 4:
+        qk_tile(step, r, tile, 4, type);
+        break;
+    case 5:
+        qk_tile(step, r, tile, 5, type);
+        break;
+    default:
+        qk_tile(step, r, tile, 6, type);
+        break;
+    }
+}
+
 INLINE void qk(const paged__step *step, const paged_type type) {
+    const paged__range *seen = step->seen;
+    if (step->n_rows <= FEW) {
+        int32_t last = (seen[step->n_rows - 1].end - 1) / PAGED_TILE;
+        for (int32_t tile = seen[0].first / PAGED_TILE; tile <= last; tile++)
+            for (int32_t r = 0, n; r < step->n_rows; r += n) {
+                n = paged__next_rows(step->n_rows - r, ROWS);
+                qk_few(step, tile, r, n, type);
+            }
+        return;
+    }
     for (int32_t r = 0, n; r < step->n_rows; r += n) {
         n = paged__next_rows(step->n_rows - r, ROWS);
         switch (n) {
@@ -114,6 +175,7 @@ INLINE void qk(const paged__step *step, const paged_type type) {
 INLINE void pv_rows(const paged__step *step, int32_t first_row, int32_t t0, int32_t t1, int64_t d,
                     __mmask16 mask, const int n_rows, const int n_vecs, const paged_type type) {
     int64_t head_dim = step->head_dim_v;
+    bool is_few = step->n_rows <= FEW;
     float *o = step->o + first_row * step->o_stride + d;
     const uint8_t *p = step->p + first_row * step->p_stride;
     __m512 acc[ROWS][4];
@@ -121,15 +183,18 @@ INLINE void pv_rows(const paged__step *step, int32_t first_row, int32_t t0, int3
         UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = _mm512_loadu_ps(o + r * step->o_stride + j * 16);
     }
     for (int64_t t = t0; t < t1;) {
-        const void *tile = step->v.at[t / PAGED_TILE], *next = step->v.next[t / PAGED_TILE];
+        int32_t index = (int32_t)(t / PAGED_TILE);
+        const void *tile = step->v.at[index], *near = paged__tile_ahead(&step->v, index, is_few ? 1 : 4),
+                   *far = is_few ? paged__tile_ahead(&step->v, index, far_of(type)) : NULL;
         int64_t end = PAGED_MIN((t / PAGED_TILE + 1) * PAGED_TILE, (int64_t)t1);
         for (; t < end; t++) {
             __m512 v[4];
             UNROLL for (int j = 0; j < n_vecs; j++) {
                 v[j] =
                     load_v(tile, t % PAGED_TILE, d + j * 16, head_dim, j == n_vecs - 1 ? mask : 0xffff, type);
-                if (type == PAGED_TYPE_F32 || j % 2 == 0)
-                    prefetch_v(next, t % PAGED_TILE, d + j * 16, head_dim, type);
+                if (type != PAGED_TYPE_F32 && j % 2 != 0) continue;
+                prefetch_v(near, t % PAGED_TILE, d + j * 16, head_dim, type);
+                if (far) prefetch_v(far, t % PAGED_TILE, d + j * 16, head_dim, type);
             }
             UNROLL for (int r = 0; r < n_rows; r++) {
                 __m512 weight = _mm512_set1_ps(((const float *)(const void *)(p + r * step->p_stride))[t]);
@@ -151,7 +216,8 @@ INLINE void pv_dims(const paged__step *step, int32_t r, int32_t t0, int32_t t1, 
         pv_rows(step, r, t0, t1, d, (__mmask16)(0xffffu >> (16 - PAGED_MIN(dv - d, 16))), n_rows, 1, type);
 }
 
-INLINE void pv(const paged__step *step, int32_t r, int32_t n, int32_t t0, int32_t t1, const paged_type type) {
+INLINE void pv_block(const paged__step *step, int32_t r, int32_t n, int32_t t0, int32_t t1,
+                     const paged_type type) {
     switch (n) {
     case 1:
         pv_dims(step, r, t0, t1, 1, type);
@@ -171,6 +237,15 @@ INLINE void pv(const paged__step *step, int32_t r, int32_t n, int32_t t0, int32_
     default:
         pv_dims(step, r, t0, t1, 6, type);
         break;
+    }
+}
+
+INLINE void pv(const paged__step *step, int32_t r, int32_t n, int32_t t0, int32_t t1, const paged_type type) {
+    /* Few rows: tile by tile, so that a tile is in L1 while the passes go over it. */
+    int32_t most = step->n_rows <= FEW ? PAGED_TILE : PAGED_ATTN_STEP;
+    for (int32_t t = t0, end; t < t1; t = end) {
+        end = PAGED_MIN((t / most + 1) * most, t1);
+        pv_block(step, r, n, t, end, type);
     }
 }
 

@@ -17,7 +17,12 @@
 #include "ops/ops.h"
 #include "ops/scores.h"
 
-enum { ROWS = 6, PAIRS = PAGED_TILE / 2, NEAR = 24 };
+enum {
+    ROWS = 6,    /* of a block, in which all rows share what is loaded */
+    QK_ROWS = 8, /* of qk with few rows */
+    FEW = 12,    /* up to so many rows memory is what one waits for */
+    PAIRS = PAGED_TILE / 2
+};
 
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
@@ -55,11 +60,22 @@ static void load_q(void *q, const float *src, float scale, int32_t head_dim) {
 
 /* ---- prefetching ---- */
 
-/* What a loop over pairs prefetches: `rate` lines each turn, from `from[c]` on in quarter c of the loop.
- * While qk works it fetches V of the step, and pv fetches K of the next: so what is under way and what is in
- * use fit L1 together. A processor may drop a prefetch while its queue of misses is full; so such a loop also
- * asks again for what it needs itself, farther ahead than the processor looks: NEAR pairs in qk, two tiles in
- * pv. */
+/* With few rows, what is brought into the cache meanwhile: lines of the tiles 1 and 3 places ahead. */
+typedef struct stream {
+    const uint8_t *near, *far;
+} stream;
+
+INLINE stream stream_of(const paged__tiles *tiles, int32_t tile) {
+    return (stream){paged__tile_ahead(tiles, tile, 1), paged__tile_ahead(tiles, tile, 3)};
+}
+
+INLINE void fetch_stream(const stream *f, int64_t at) {
+    _mm_prefetch((const char *)f->near + at, _MM_HINT_T0);
+    _mm_prefetch((const char *)f->far + at, _MM_HINT_T0);
+}
+
+/* With many rows there is time: the loops of all blocks share the work, so that the memory has something to
+ * do all the time. A loop over pairs then brings in `rate` lines each turn, from `from[c]` on in quarter c. */
 typedef struct share {
     const uint8_t *from[4];
     int32_t rate;
@@ -106,7 +122,7 @@ INLINE void qk_pair(__m512 acc[ROWS][4], const uint8_t *q, int64_t q_stride, con
     }
 }
 
-/* Tiles j … j + n_tiles - 1 of n_rows rows. */
+/* Many rows: the tiles first_tile … first_tile + n_tiles - 1. */
 INLINE void qk_tiles(const paged__step *step, const share *f, int32_t first_row, int32_t first_tile,
                      const int n_rows, const int n_tiles) {
     const uint8_t *q = step->q + first_row * step->q_stride, *k[4];
@@ -121,8 +137,6 @@ INLINE void qk_tiles(const paged__step *step, const share *f, int32_t first_row,
         const uint8_t *next = f->from[c];
         for (int64_t stop = PAGED_MIN(at + quarter, end); at < stop; at += 64, q += 4) {
             next = fetch_lines(f, next);
-            UNROLL for (int j = 0; j < n_tiles; j++)
-                _mm_prefetch((const char *)k[j] + PAGED_MIN(at + NEAR * 64, end - 64), _MM_HINT_T0);
             qk_pair(acc, q, q_stride, k, at, n_rows, n_tiles);
         }
     }
@@ -152,31 +166,94 @@ INLINE void qk_rows(const paged__step *step, const share *f, int32_t r, const in
     }
 }
 
+INLINE void qk_block(const paged__step *step, const share *f, int32_t r, int32_t n) {
+    switch (n) {
+    case 1:
+        qk_rows(step, f, r, 1);
+        break;
+    case 2:
+        qk_rows(step, f, r, 2);
+        break;
+    case 3:
+        qk_rows(step, f, r, 3);
+        break;
+    case 4:
+        qk_rows(step, f, r, 4);
+        break;
+    case 5:
+        qk_rows(step, f, r, 5);
+        break;
+    default:
+        qk_rows(step, f, r, 6);
+        break;
+    }
+}
+
+/* Few rows: one tile. */
+INLINE void qk_tile(const paged__step *step, int32_t first_row, int32_t tile, const int n_rows) {
+    const uint8_t *q = step->q + first_row * step->q_stride, *k = step->k.at[tile];
+    stream f = stream_of(&step->k, tile);
+    __m512 acc[QK_ROWS];
+    UNROLL for (int r = 0; r < n_rows; r++) acc[r] = _mm512_setzero_ps();
+    for (int64_t at = 0, end = k_tile_lines(step) * 64; at < end; at += 64, q += 4) {
+        if (first_row == 0) fetch_stream(&f, at);
+        __m512i pairs = _mm512_loadu_si512(k + at);
+        UNROLL for (int r = 0; r < n_rows; r++) acc[r] =
+            dot(acc[r], broadcast_pair(q + r * step->q_stride), pairs);
+    }
+    float *s = step->s + first_row * PAGED_ATTN_STEP + tile * PAGED_TILE;
+    UNROLL for (int r = 0; r < n_rows; r++) _mm512_storeu_ps(s + r * PAGED_ATTN_STEP, acc[r]);
+}
+
+INLINE void qk_tile_block(const paged__step *step, int32_t tile, int32_t r, int32_t n) {
+    switch (n) {
+    case 1:
+        qk_tile(step, r, tile, 1);
+        break;
+    case 2:
+        qk_tile(step, r, tile, 2);
+        break;
+    case 3:
+        qk_tile(step, r, tile, 3);
+        break;
+    case 4:
+        qk_tile(step, r, tile, 4);
+        break;
+    case 5:
+        qk_tile(step, r, tile, 5);
+        break;
+    case 6:
+        qk_tile(step, r, tile, 6);
+        break;
+    case 7:
+        qk_tile(step, r, tile, 7);
+        break;
+    default:
+        qk_tile(step, r, tile, 8);
+        break;
+    }
+}
+
+static void qk_few(const paged__step *step) {
+    const paged__range *seen = step->seen;
+    int32_t last = (seen[step->n_rows - 1].end - 1) / PAGED_TILE;
+    for (int32_t tile = seen[0].first / PAGED_TILE; tile <= last; tile++)
+        for (int32_t r = 0, n; r < step->n_rows; r += n) {
+            n = paged__next_rows(step->n_rows - r, QK_ROWS);
+            qk_tile_block(step, tile, r, n);
+        }
+}
+
 static void qk(const paged__step *step) {
+    if (step->n_rows <= FEW) {
+        qk_few(step);
+        return;
+    }
     int32_t n_blocks = (step->n_rows + ROWS - 1) / ROWS;
     for (int32_t r = 0, n, block = 0; r < step->n_rows; r += n, block++) {
         share f = share_of(step->k.next, k_tile_lines(step), block, n_blocks, (k_tile_lines(step) + 3) / 4);
         n = (step->n_rows - r + n_blocks - block - 1) / (n_blocks - block);
-        switch (n) {
-        case 1:
-            qk_rows(step, &f, r, 1);
-            break;
-        case 2:
-            qk_rows(step, &f, r, 2);
-            break;
-        case 3:
-            qk_rows(step, &f, r, 3);
-            break;
-        case 4:
-            qk_rows(step, &f, r, 4);
-            break;
-        case 5:
-            qk_rows(step, &f, r, 5);
-            break;
-        default:
-            qk_rows(step, &f, r, 6);
-            break;
-        }
+        qk_block(step, &f, r, n);
     }
 }
 
@@ -261,16 +338,29 @@ INLINE void pv_pair(__m512 acc[ROWS][8], const uint8_t *p, int64_t p_stride, con
     }
 }
 
-/* Pairs i0 … i1 - 1 of the step, all of them seen by all rows; elements from d on. */
-INLINE void pv_pairs(const paged__step *step, const share *f, int32_t first_row, int32_t i0, int32_t i1,
-                     int64_t d, __mmask16 mask, const int n_rows, const int n_vecs) {
-    float *o = step->o + first_row * step->o_stride + d;
-    const uint8_t *p = step->p + first_row * step->p_stride + i0 * 4;
-    int64_t pair_bytes = step->head_dim_v * (int64_t)4, p_stride = step->p_stride;
-    __m512 acc[ROWS][8];
+INLINE void load_rows(const paged__step *step, __m512 acc[ROWS][8], int32_t first_row, int64_t d,
+                      const int n_rows, const int n_vecs) {
+    const float *o = step->o + first_row * step->o_stride + d;
     UNROLL for (int r = 0; r < n_rows; r++) {
         UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = _mm512_loadu_ps(o + r * step->o_stride + j * 16);
     }
+}
+
+INLINE void store_rows(const paged__step *step, __m512 acc[ROWS][8], int32_t first_row, int64_t d,
+                       const int n_rows, const int n_vecs) {
+    float *o = step->o + first_row * step->o_stride + d;
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        UNROLL for (int j = 0; j < n_vecs; j++) _mm512_storeu_ps(o + r * step->o_stride + j * 16, acc[r][j]);
+    }
+}
+
+/* Many rows: the pairs i0 … i1 - 1 of the step, all of them seen by all rows; elements from d on. */
+INLINE void pv_pairs(const paged__step *step, const share *f, int32_t first_row, int32_t i0, int32_t i1,
+                     int64_t d, __mmask16 mask, const int n_rows, const int n_vecs) {
+    const uint8_t *p = step->p + first_row * step->p_stride + i0 * 4;
+    int64_t pair_bytes = step->head_dim_v * (int64_t)4, p_stride = step->p_stride;
+    __m512 acc[ROWS][8];
+    load_rows(step, acc, first_row, d, n_rows, n_vecs);
     for (int64_t i = i0; i < i1;) {
         int64_t tile = i / PAIRS, end = PAGED_MIN((tile + 1) * PAIRS, (int64_t)i1);
         const uint8_t *v = (const uint8_t *)step->v.at[tile] + i % PAIRS * pair_bytes + d * 4,
@@ -280,23 +370,38 @@ INLINE void pv_pairs(const paged__step *step, const share *f, int32_t first_row,
                 pv_pair(acc, p, p_stride, v, mask, n_rows, n_vecs);
             i = end;
         }
-        const uint8_t *near =
-            (const uint8_t *)step->v.at[PAGED_MIN(tile + 2, 3)] + i % PAIRS * pair_bytes + d * 4;
-        for (; i < end; i++, v += pair_bytes, p += 4, near += pair_bytes) {
+        for (; i < end; i++, v += pair_bytes, p += 4) {
             next = fetch_lines(f, next);
-            UNROLL for (int j = 0; j < n_vecs; j++) _mm_prefetch((const char *)near + j * 64, _MM_HINT_T0);
             pv_pair(acc, p, p_stride, v, mask, n_rows, n_vecs);
         }
     }
-    UNROLL for (int r = 0; r < n_rows; r++) {
-        UNROLL for (int j = 0; j < n_vecs; j++) _mm512_storeu_ps(o + r * step->o_stride + j * 16, acc[r][j]);
+    store_rows(step, acc, first_row, d, n_rows, n_vecs);
+}
+
+/* Few rows: the pairs i0 … i1 - 1, which lie in one tile; each brings in `rate` lines from `f` on. */
+INLINE void pv_tile(const paged__step *step, stream f, int32_t rate, int32_t first_row, int32_t i0,
+                    int32_t i1, int64_t d, __mmask16 mask, const int n_rows, const int n_vecs) {
+    const uint8_t *p = step->p + first_row * step->p_stride + i0 * 4;
+    int64_t pair_bytes = step->head_dim_v * (int64_t)4, p_stride = step->p_stride;
+    const uint8_t *v = (const uint8_t *)step->v.at[i0 / PAIRS] + i0 % PAIRS * pair_bytes + d * 4;
+    __m512 acc[ROWS][8];
+    load_rows(step, acc, first_row, d, n_rows, n_vecs);
+    for (int64_t i = i0, at = 0; i < i1; i++, v += pair_bytes, p += 4) {
+        for (int64_t stop = at + rate * 64; at < stop; at += 64) fetch_stream(&f, at);
+        pv_pair(acc, p, p_stride, v, mask, n_rows, n_vecs);
     }
+    store_rows(step, acc, first_row, d, n_rows, n_vecs);
 }
 
 /* Vectors of the next pass, of which the last may be a part. */
 INLINE int32_t pass_vecs(int32_t n_elements, const int n_rows) {
     if (n_rows <= 3 && n_elements >= 128) return 8;
     return n_elements >= 64 ? 4 : n_elements >= 32 ? 2 : 1;
+}
+
+/* Elements under this mask are there, of the 16 from d on. */
+INLINE __mmask16 mask_at(int32_t dv, int32_t d) {
+    return (__mmask16)(0xffffu >> (16 - PAGED_MIN(dv - d, 16)));
 }
 
 INLINE void pv_dims(const paged__step *step, int32_t block, int32_t n_blocks, int32_t r, int32_t i0,
@@ -315,7 +420,7 @@ INLINE void pv_dims(const paged__step *step, int32_t block, int32_t n_blocks, in
         else if (n == 2)
             pv_pairs(step, &f, r, i0, i1, d, all, n_rows, 2);
         else
-            pv_pairs(step, &f, r, i0, i1, d, (__mmask16)(0xffffu >> (16 - PAGED_MIN(dv - d, 16))), n_rows, 1);
+            pv_pairs(step, &f, r, i0, i1, d, mask_at(dv, d), n_rows, 1);
     }
 }
 
@@ -343,6 +448,54 @@ INLINE void pv_block(const paged__step *step, int32_t block, int32_t n_blocks, i
     }
 }
 
+/* A block of rows, one of n_blocks, which share the lines that are to be brought in. */
+INLINE void pv_tile_dims(const paged__step *step, int32_t block, int32_t n_blocks, int32_t r, int32_t i0,
+                         int32_t i1, const int n_rows) {
+    const __mmask16 all = 0xffff;
+    stream f = stream_of(&step->v, i0 / PAIRS);
+    int32_t dv = step->head_dim_v;
+    f.near += v_tile_lines(step) * block / n_blocks * 64;
+    f.far += v_tile_lines(step) * block / n_blocks * 64;
+    for (int32_t d = 0, n, rate; d < dv; d += 16 * n) {
+        n = pass_vecs(dv - d, n_rows);
+        rate = (n + n_blocks - 1) / n_blocks;
+        if (n_rows <= 3 && n == 8)
+            pv_tile(step, f, rate, r, i0, i1, d, all, n_rows, 8);
+        else if (n == 4)
+            pv_tile(step, f, rate, r, i0, i1, d, all, n_rows, 4);
+        else if (n == 2)
+            pv_tile(step, f, rate, r, i0, i1, d, all, n_rows, 2);
+        else
+            pv_tile(step, f, rate, r, i0, i1, d, mask_at(dv, d), n_rows, 1);
+        f.near += rate * PAIRS * 64;
+        f.far += rate * PAIRS * 64;
+    }
+}
+
+INLINE void pv_tile_block(const paged__step *step, int32_t block, int32_t n_blocks, int32_t r, int32_t n,
+                          int32_t i0, int32_t i1) {
+    switch (n) {
+    case 1:
+        pv_tile_dims(step, block, n_blocks, r, i0, i1, 1);
+        break;
+    case 2:
+        pv_tile_dims(step, block, n_blocks, r, i0, i1, 2);
+        break;
+    case 3:
+        pv_tile_dims(step, block, n_blocks, r, i0, i1, 3);
+        break;
+    case 4:
+        pv_tile_dims(step, block, n_blocks, r, i0, i1, 4);
+        break;
+    case 5:
+        pv_tile_dims(step, block, n_blocks, r, i0, i1, 5);
+        break;
+    default:
+        pv_tile_dims(step, block, n_blocks, r, i0, i1, 6);
+        break;
+    }
+}
+
 /* The pairs i0 … i1 - 1 of row r, tokens that it does not see masked. The same operations as pv_pairs. */
 static void pv_edge(const paged__step *step, int32_t r, int32_t i0, int32_t i1) {
     paged__range seen = step->seen[r];
@@ -362,7 +515,31 @@ static void pv_edge(const paged__step *step, int32_t r, int32_t i0, int32_t i1) 
     }
 }
 
+/* Tile by tile, so that a tile is in L1 while blocks and passes go over it. */
+static void pv_few(const paged__step *step) {
+    const paged__range *seen = step->seen;
+    int32_t n_rows = step->n_rows, n_blocks = (n_rows + ROWS - 1) / ROWS;
+    /* The pairs that all rows see whole. */
+    int32_t first = (seen[n_rows - 1].first + 1) / 2, end = PAGED_MAX(seen[0].end / 2, first);
+    for (int32_t r = 0; r < n_rows; r++)
+        if (seen[r].first < 2 * first)
+            pv_edge(step, r, seen[r].first / 2, PAGED_MIN(first, (seen[r].end + 1) / 2));
+    for (int32_t i0 = first, i1; i0 < end; i0 = i1) {
+        i1 = PAGED_MIN((i0 / PAIRS + 1) * PAIRS, end);
+        for (int32_t r = 0, n, block = 0; r < n_rows; r += n, block++) {
+            n = paged__next_rows(n_rows - r, ROWS);
+            pv_tile_block(step, block, n_blocks, r, n, i0, i1);
+        }
+    }
+    for (int32_t r = 0; r < n_rows; r++)
+        if (seen[r].end > 2 * end) pv_edge(step, r, end, (seen[r].end + 1) / 2);
+}
+
 static void pv(const paged__step *step) {
+    if (step->n_rows <= FEW) {
+        pv_few(step);
+        return;
+    }
     int32_t n_blocks = (step->n_rows + ROWS - 1) / ROWS;
     for (int32_t r = 0, n, block = 0; r < step->n_rows; r += n, block++) {
         const paged__range *seen = step->seen;

@@ -2,7 +2,8 @@
  * products of an unsigned and a signed byte to an int32. Sums are exact, so their order is free.
  *
  * qk: a lane is a key, its four bytes the elements d … d + 3. K is the unsigned operand; four bytes of q come
- *     as a broadcast memory operand. 6 rows × 4 tiles are 24 accumulators, 4 registers hold K.
+ *     as a broadcast memory operand. 6 rows × 4 tiles are 24 accumulators, 4 registers hold K; few rows take
+ *     tile after tile (paged__tiles).
  * pv: a lane is an element of V, its four bytes the tokens of a group of four; a tile has four groups. The
  *     weights of a tile, 4 registers a row, stay while V streams by once, from its first byte to its last.
  *     4 rows at a time.
@@ -11,7 +12,7 @@
 
 #include "ops/i8.h"
 
-enum { QK_ROWS = 6, PV_ROWS = 4, GROUPS = 4 };
+enum { QK_ROWS = 6, PV_ROWS = 4, GROUPS = 4, FEW = 12, NEAR = 2 };
 
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
@@ -36,34 +37,62 @@ INLINE __m512i add_products(__m512i sum, __m512i unsigned_bytes, __m512i signed_
 
 /* ---- scores ---- */
 
-/* Rows r … r + n - 1. */
-INLINE void qk_rows(const paged__step *step, int32_t r, const int n) {
-    const uint8_t *const at[4] = {step->k.at[0], step->k.at[1], step->k.at[2], step->k.at[3]},
-                         *const next[4] = {step->k.next[0], step->k.next[1], step->k.next[2],
-                                           step->k.next[3]};
+/* Rows r … r + n - 1 against the tiles first … first + n_tiles - 1. */
+INLINE void qk_rows(const paged__step *step, int32_t r, const int n, int32_t first, const int n_tiles) {
+    const uint8_t *at[4], *near[4], *far[4];
     const paged__i8_q *q[QK_ROWS];
     __m512i acc[QK_ROWS][4];
+    UNROLL for (int j = 0; j < n_tiles; j++) {
+        at[j] = step->k.at[first + j];
+        near[j] = paged__tile_ahead(&step->k, first + j, n_tiles == 1 ? NEAR : 4);
+        far[j] = paged__tile_ahead(&step->k, first + j, 4);
+    }
     UNROLL for (int i = 0; i < n; i++) {
         q[i] = paged__i8_q_row(step, r + i);
-        UNROLL for (int j = 0; j < 4; j++) acc[i][j] = _mm512_set1_epi32(q[i]->bias);
+        UNROLL for (int j = 0; j < n_tiles; j++) acc[i][j] = _mm512_set1_epi32(q[i]->bias);
     }
     for (int64_t d = 0; d < step->head_dim_k; d += 4) {
         __m512i k[4];
-        UNROLL for (int j = 0; j < 4; j++) {
+        UNROLL for (int j = 0; j < n_tiles; j++) {
             k[j] = _mm512_loadu_si512(at[j] + d * PAGED_TILE);
-            _mm_prefetch((const char *)next[j] + d * PAGED_TILE, _MM_HINT_T0);
+            _mm_prefetch((const char *)near[j] + d * PAGED_TILE, _MM_HINT_T0);
+            if (n_tiles == 1) _mm_prefetch((const char *)far[j] + d * PAGED_TILE, _MM_HINT_T0);
         }
         UNROLL for (int i = 0; i < n; i++) {
             __m512i four = broadcast4(q[i]->q + d);
-            UNROLL for (int j = 0; j < 4; j++) acc[i][j] = add_products(acc[i][j], k[j], four);
+            UNROLL for (int j = 0; j < n_tiles; j++) acc[i][j] = add_products(acc[i][j], k[j], four);
         }
     }
-    UNROLL for (int j = 0; j < 4; j++) {
-        __m512 scale = _mm512_loadu_ps(step->k.scale[j]);
+    UNROLL for (int j = 0; j < n_tiles; j++) {
+        __m512 scale = _mm512_loadu_ps(step->k.scale[first + j]);
         UNROLL for (int i = 0; i < n; i++) {
             __m512 s = _mm512_mul_ps(_mm512_cvtepi32_ps(acc[i][j]), _mm512_set1_ps(q[i]->scale));
-            _mm512_storeu_ps(step->s + (r + i) * PAGED_ATTN_STEP + j * PAGED_TILE, _mm512_mul_ps(s, scale));
+            _mm512_storeu_ps(step->s + (r + i) * PAGED_ATTN_STEP + (first + j) * PAGED_TILE,
+                             _mm512_mul_ps(s, scale));
         }
+    }
+}
+
+INLINE void qk_block(const paged__step *step, int32_t r, int32_t n, int32_t first, const int n_tiles) {
+    switch (n) {
+    case 1:
+        qk_rows(step, r, 1, first, n_tiles);
+        break;
+    case 2:
+        qk_rows(step, r, 2, first, n_tiles);
+        break;
+    case 3:
+        qk_rows(step, r, 3, first, n_tiles);
+        break;
+    case 4:
+        qk_rows(step, r, 4, first, n_tiles);
+        break;
+    case 5:
+        qk_rows(step, r, 5, first, n_tiles);
+        break;
+    default:
+        qk_rows(step, r, 6, first, n_tiles);
+        break;
     }
 }
 
@@ -72,29 +101,15 @@ static void qk(const paged__step *step) {
         _mm_prefetch((const char *)step->k.next_scale[j], _MM_HINT_T0);
         _mm_prefetch((const char *)step->v.next_scale[j], _MM_HINT_T0);
     }
-    for (int32_t r = 0, n; r < step->n_rows; r += n) {
-        n = paged__next_rows(step->n_rows - r, QK_ROWS);
-        switch (n) {
-        case 1:
-            qk_rows(step, r, 1);
-            break;
-        case 2:
-            qk_rows(step, r, 2);
-            break;
-        case 3:
-            qk_rows(step, r, 3);
-            break;
-        case 4:
-            qk_rows(step, r, 4);
-            break;
-        case 5:
-            qk_rows(step, r, 5);
-            break;
-        default:
-            qk_rows(step, r, 6);
-            break;
+    bool is_few = step->n_rows <= FEW;
+    for (int32_t tile = 0; tile < PAGED__STEP_TILES; tile += is_few ? 1 : PAGED__STEP_TILES)
+        for (int32_t r = 0, n; r < step->n_rows; r += n) {
+            n = paged__next_rows(step->n_rows - r, QK_ROWS);
+            if (is_few)
+                qk_block(step, r, n, tile, 1);
+            else
+                qk_block(step, r, n, 0, 4);
         }
-    }
 }
 
 /* ---- weights ---- */
@@ -153,13 +168,14 @@ typedef struct pv_work {
 } pv_work;
 
 /* The elements d … d + 15 of V, of which those under the mask exist. */
-INLINE void pv_lanes(const pv_work *w, const uint8_t *v, const uint8_t *next, int64_t group_bytes, int64_t d,
-                     const int n, __mmask16 mask) {
+INLINE void pv_lanes(const pv_work *w, const uint8_t *v, const uint8_t *near, const uint8_t *far,
+                     int64_t group_bytes, int64_t d, const int n, __mmask16 mask) {
     __m512i sum[PV_ROWS];
     UNROLL for (int i = 0; i < n; i++) sum[i] = _mm512_setzero_si512();
     UNROLL for (int g = 0; g < GROUPS; g++) {
         __m512i four = _mm512_maskz_loadu_epi32(mask, v + g * group_bytes + d * 4);
-        _mm_prefetch((const char *)next + g * group_bytes + d * 4, _MM_HINT_T0);
+        _mm_prefetch((const char *)near + g * group_bytes + d * 4, _MM_HINT_T0);
+        _mm_prefetch((const char *)far + g * group_bytes + d * 4, _MM_HINT_T0);
         UNROLL for (int i = 0; i < n; i++) sum[i] = add_products(sum[i], w->weight[i][g], four);
     }
     UNROLL for (int i = 0; i < n; i++) {
@@ -169,7 +185,8 @@ INLINE void pv_lanes(const pv_work *w, const uint8_t *v, const uint8_t *next, in
 }
 
 INLINE void pv_tile(const paged__step *step, int32_t r, int32_t j, const int n) {
-    const uint8_t *v = step->v.at[j], *next = step->v.next[j];
+    const uint8_t *v = step->v.at[j], *near = paged__tile_ahead(&step->v, j, NEAR),
+                  *far = paged__tile_ahead(&step->v, j, 4);
     int64_t dv = step->head_dim_v, d = 0;
     pv_work w;
     UNROLL for (int i = 0; i < n; i++) {
@@ -179,33 +196,47 @@ INLINE void pv_tile(const paged__step *step, int32_t r, int32_t j, const int n) 
         UNROLL for (int g = 0; g < GROUPS; g++) w.weight[i][g] =
             broadcast4(p->weight + j * PAGED_TILE + g * 4);
     }
-    for (; d + 16 <= dv; d += 16) pv_lanes(&w, v, next, dv * 4, d, n, 0xffff);
-    if (d < dv) pv_lanes(&w, v, next, dv * 4, d, n, (__mmask16)(0xffffu >> (16 - (dv - d))));
+    for (; d + 16 <= dv; d += 16) pv_lanes(&w, v, near, far, dv * 4, d, n, 0xffff);
+    if (d < dv) pv_lanes(&w, v, near, far, dv * 4, d, n, (__mmask16)(0xffffu >> (16 - (dv - d))));
 }
 
-INLINE void pv_rows(const paged__step *step, int32_t r, const int n) {
-    int32_t first = step->seen[r].first / PAGED_TILE, last = (step->seen[r + n - 1].end - 1) / PAGED_TILE;
+/* Rows r … r + n - 1 against the tiles first … last, of which some may see nothing: weights and scales of
+ * zero make up for it. */
+INLINE void pv_rows(const paged__step *step, int32_t r, const int n, int32_t first, int32_t last) {
     for (int32_t j = first; j <= last; j++) pv_tile(step, r, j, n);
 }
 
-/* Where the rows of a call do not see the same tiles, weights and scales of zero make up for it. */
+INLINE void pv_block(const paged__step *step, int32_t r, int32_t n, int32_t first, int32_t last) {
+    switch (n) {
+    case 1:
+        pv_rows(step, r, 1, first, last);
+        break;
+    case 2:
+        pv_rows(step, r, 2, first, last);
+        break;
+    case 3:
+        pv_rows(step, r, 3, first, last);
+        break;
+    default:
+        pv_rows(step, r, 4, first, last);
+        break;
+    }
+}
+
 static void pv(const paged__step *step) {
+    const paged__range *seen = step->seen;
+    int32_t first = seen[0].first / PAGED_TILE, last = (seen[step->n_rows - 1].end - 1) / PAGED_TILE;
+    if (step->n_rows <= FEW) {
+        for (int32_t tile = first; tile <= last; tile++)
+            for (int32_t r = 0, n; r < step->n_rows; r += n) {
+                n = paged__next_rows(step->n_rows - r, PV_ROWS);
+                pv_block(step, r, n, tile, tile);
+            }
+        return;
+    }
     for (int32_t r = 0, n; r < step->n_rows; r += n) {
         n = paged__next_rows(step->n_rows - r, PV_ROWS);
-        switch (n) {
-        case 1:
-            pv_rows(step, r, 1);
-            break;
-        case 2:
-            pv_rows(step, r, 2);
-            break;
-        case 3:
-            pv_rows(step, r, 3);
-            break;
-        default:
-            pv_rows(step, r, 4);
-            break;
-        }
+        pv_block(step, r, n, seen[r].first / PAGED_TILE, (seen[r + n - 1].end - 1) / PAGED_TILE);
     }
 }
 
