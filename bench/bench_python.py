@@ -3,8 +3,8 @@
 
     ./x bench python [--json] [--quick] [--loaded] [--write-docs]
 
-One thread, in rounds (bench/rounds.py); a round in which the thread did not have a core for itself does not count. --loaded: it counts
-all the same, and nothing is decided. --quick: fewer rounds, prompts up to 2048. Exit status 1: a requirement failed.
+One thread, in rounds (bench/rounds.py); a round in which the thread did not have a core for itself does not count. --loaded: it
+counts all the same, and nothing is decided. --quick: fewer rounds, prompts up to 2048. Exit status 1: a requirement failed.
 """
 
 import argparse
@@ -160,7 +160,8 @@ def first_call(bench):
 
 def beyond_a_contiguous_reservation(bench, n_tokens, budget_bytes):
     """Four sequences, one of them long, in a budget in which contiguous reservations for four such do not fit."""
-    shape = {"n_layers": 1, "n_kv_heads": HEADS, "head_dim": DIM, "block_size": PAGE_TOKENS, "pool_bytes": budget_bytes, "max_seqs": 4}
+    shape = {"n_layers": 1, "n_kv_heads": HEADS, "head_dim": DIM, "block_size": PAGE_TOKENS, "pool_bytes": budget_bytes,
+             "max_seqs": 4}
     reserved = paged.Cache(**shape, enable_paged=False, max_seq_tokens=n_tokens)
     fit = []
     try:
@@ -183,7 +184,8 @@ def beyond_a_contiguous_reservation(bench, n_tokens, budget_bytes):
     op.plan(kv, cache.tables(seqs))
     q, out = np.ones((4, HEADS, DIM), np.float32), np.empty((4, HEADS, DIM), np.float32)
     times = bench.rounds(f"{n_tokens} tokens", {"paged": lambda: op.run(q, out)})["paged"]
-    note = f"budget {budget_bytes / 2**30:g} GiB: {len(fit)} of 4 fit contiguously, 4 paged, in {cache.stats()['used_bytes'] / 2**30:.2f} GiB"
+    used = cache.stats()["used_bytes"] / 2**30
+    note = f"budget {budget_bytes / 2**30:g} GiB: {len(fit)} of 4 fit contiguously, 4 paged, in {used:.2f} GiB"
     yield bench.row(f"{n_tokens} tokens beside three of 1024", "a token of all four", "ms", [1e3 * t for t in times], note=note)
 
 
@@ -213,7 +215,8 @@ def table(rows):
             value = f"{middle}{'' if each['unit'] in ('share', 'ratio') else ' ' + each['unit']} ({low} … {high})"
         must = f"≤ {each['must']} {each['unit']}" if each["must"] is not None else ""
         note = f" ({each['note']})" if each["note"] else ""
-        yield f"| {each['case']} | {each['metric']}{note} | {value} | {must} | {each['rounds']} | {each['verdict'] if must else ''} |"
+        verdict = each["verdict"] if must else ""
+        yield f"| {each['case']} | {each['metric']}{note} | {value} | {must} | {each['rounds']} | {verdict} |"
 
 
 def main():

@@ -1,14 +1,15 @@
-"""The interface of the documents: `PagedAttention` over a key-value cache that the caller owns, with a block table for each batch entry and
-head, and `StandardAttention` over a contiguous one, the baseline to compare with.
+"""The interface of the documents: `PagedAttention` over a key-value cache that the caller owns, with a block table for each batch
+entry and head, and `StandardAttention` over a contiguous one, the baseline to compare with.
 
     cache   page `id` of a batch entry and head begins at byte id * page_size of its part; its first half holds keys, its second
             values, [tokens, head_dim] each: 64 tokens in 16 KB at head_dim 64 in f16
-    table   int32 (batch, kv_heads, max_blocks), filled here, in place: ids 0 … max_blocks - 1, local to batch entry and head; what is
-            not used stays 0
+    table   int32 (batch, kv_heads, max_blocks), filled here, in place: ids 0 … max_blocks - 1, local to batch entry and head;
+            what is not used stays 0
 
-Since 0 is an id like any other, a table does not say how much of it is used; that is *state*, kept for each (block_table, kv_cache). More
-than one query begins anew, one query appends; append=True and reset() say it openly. Queries sit at the end of the keys (causal,
-bottom-right). Whatever their sample code would have overwritten is an error, with the numbers, and nothing has changed then.
+Since 0 is an id like any other, a table does not say how much of it is used; that is *state*, kept for each (block_table,
+kv_cache). More than one query begins anew, one query appends; append=True and reset() say it openly. Queries sit at the end of
+the keys (causal, bottom-right). Whatever their sample code would have overwritten is an error, with the numbers, and nothing has
+changed then.
 """
 
 import threading
@@ -117,8 +118,8 @@ class _Operator:
     def _watch(self, owner, key):
         states = self._states
         try:
-            # Another array may get the same address later, and must not find this one's state. The callback runs in any thread, so
-            # it does what one bytecode does.
+            # Another array may get the same address later, and must not find this one's state. The callback runs in any thread,
+            # so it does what one bytecode does.
             return weakref.ref(owner, lambda _, pop=states.pop: pop(key, None))
         except TypeError:
             return owner
@@ -133,8 +134,8 @@ class _Operator:
             arrays.floating(x, name)
         batch, heads, n_new, dim = q.shape
         if k.shape != v.shape or k.shape[0] != batch or k.shape[2:] != (n_new, dim) or heads % k.shape[1]:
-            raise InvalidArgument(f"query is {q.shape}, key {k.shape}, value {v.shape}; key and value have the query's batch, tokens and "
-                                  "head_dim, and a number of heads that divides its heads")
+            raise InvalidArgument(f"query is {q.shape}, key {k.shape}, value {v.shape}; key and value have the query's batch, "
+                                  "tokens and head_dim, and a number of heads that divides its heads")
         for name, have in (("num_heads", heads), ("head_dim", dim)):
             if getattr(self, name) not in (None, have):
                 raise InvalidArgument(f"the query has {name} {have}, this operator {getattr(self, name)}")
@@ -160,7 +161,8 @@ class _Operator:
         return found[1]
 
     def _compute(self, q, kv, blocks, n_past):
-        """Attention of all queries (batch, heads, tokens, head_dim) over keys that are written, some rows of each entry at a time."""
+        """Attention of all queries (batch, heads, tokens, head_dim) over keys that are written, some rows of each entry at a
+        time."""
         batch, heads, n_new, dim = q.shape
         step = min(n_new, max(1, ROWS // batch))
         attention = self._attention(kv.n_kv_heads, kv.block_size, step * batch, batch, n_past + n_new)
@@ -168,7 +170,8 @@ class _Operator:
         for begin in range(0, n_new, step):
             end = min(begin + step, n_new)
             n_keys = n_past + (end if self.causal else n_new)
-            attention.plan(kv, Tables(blocks, np.full(batch, n_keys, np.int32)), np.arange(batch + 1, dtype=np.int32) * (end - begin))
+            attention.plan(kv, Tables(blocks, np.full(batch, n_keys, np.int32)),
+                           np.arange(batch + 1, dtype=np.int32) * (end - begin))
             rows = np.empty((batch, end - begin, heads, dim), np.float32)
             arrays.to_f32(q[:, :, begin:end].transpose(0, 2, 1, 3), "query", rows)
             result = attention.run(rows.reshape(-1, heads, dim))
@@ -202,9 +205,9 @@ class PagedAttention(_Operator):
 
         output = paged_attn(query, key, value, block_table, kv_cache, max_new_tokens)
 
-    query (batch, heads, tokens, head_dim), key and value (batch, kv_heads, tokens, head_dim), heads a multiple of kv_heads, of any
-    floating type; block_table int32 (batch, kv_heads, max_blocks), kv_cache of kv_cache_dtype (batch, kv_heads, max_blocks * page_size
-    bytes), both written in place. The output has the query's shape and type.
+    query (batch, heads, tokens, head_dim), key and value (batch, kv_heads, tokens, head_dim), heads a multiple of kv_heads, of
+    any floating type; block_table int32 (batch, kv_heads, max_blocks), kv_cache of kv_cache_dtype (batch, kv_heads, max_blocks *
+    page_size bytes), both written in place. The output has the query's shape and type.
 
     Errors: InvalidArgument; NoBlocks with the pages needed and allowed. Nothing has changed then.
     """
@@ -227,8 +230,8 @@ class PagedAttention(_Operator):
             raise InvalidArgument("head_dim is not known before the first call")
         n = self.page_size // (2 * self._item * dim)
         if not 1 <= n <= BLOCK_SIZE_MAX:
-            raise InvalidArgument(f"a page of {self.page_size} bytes holds {n} tokens of head_dim {dim} in {self.kv_cache_dtype}, "
-                                  f"not 1 … {BLOCK_SIZE_MAX}")
+            raise InvalidArgument(f"a page of {self.page_size} bytes holds {n} tokens of head_dim {dim} in "
+                                  f"{self.kv_cache_dtype}, not 1 … {BLOCK_SIZE_MAX}")
         return n
 
     def __call__(self, query, key, value, block_table, kv_cache, max_new_tokens=None, *, append=None):
@@ -275,7 +278,8 @@ class PagedAttention(_Operator):
         if n_blocks >= 2**31:
             raise InvalidArgument(f"{n_blocks} pages, more than 2^31 - 1")
         native = ffi.new("paged_kv *", {
-            "k": pointer("uint8_t *", cache), "v": pointer("uint8_t *", cache) + self.page_size // 2, "block_stride": self.page_size,
+            "k": pointer("uint8_t *", cache), "v": pointer("uint8_t *", cache) + self.page_size // 2,
+            "block_stride": self.page_size,
             "n_blocks": n_blocks, "block_size": block_size, "n_kv_heads": 1, "head_dim_k": dim, "head_dim_v": dim,
             "type": arrays.TYPES[self.kv_cache_dtype][0], "layout": lib.PAGED_LAYOUT_PLAIN})
         return KV.of(native, cache)
@@ -285,8 +289,8 @@ class PagedAttention(_Operator):
         n_used, n = -(-n_past // block_size), -(-n_tokens // block_size)
         allowed = min(self.max_blocks_per_head, table.shape[2])
         if n > allowed:
-            raise NoBlocks(f"{n_tokens} tokens need {n} pages of {block_size} tokens a head, {allowed} are allowed (max_blocks_per_head "
-                           f"{self.max_blocks_per_head}, block_table {table.shape[2]})")
+            raise NoBlocks(f"{n_tokens} tokens need {n} pages of {block_size} tokens a head, {allowed} are allowed "
+                           f"(max_blocks_per_head {self.max_blocks_per_head}, block_table {table.shape[2]})")
         ids = np.empty((*table.shape[:2], n), np.int32)
         ids[:, :, :n_used] = table[:, :, :n_used]
         self._check_ids(ids[:, :, :n_used], table.shape[2])
@@ -331,7 +335,8 @@ class PagedAttention(_Operator):
     def _warmup(self, batch, n_kv_heads, n_keys):
         block_size = self.block_size()
         n_tokens = min(n_keys, block_size)
-        zeros = [np.zeros((batch, heads, n_tokens, self.head_dim), np.float32) for heads in (self.num_heads, n_kv_heads, n_kv_heads)]
+        zeros = [np.zeros((batch, heads, n_tokens, self.head_dim), np.float32)
+                 for heads in (self.num_heads, n_kv_heads, n_kv_heads)]
         self._attention(n_kv_heads, block_size, min(ROWS, n_keys * batch), batch, n_keys)
         table = np.zeros((batch, n_kv_heads, 1), np.int32)
         cache = np.zeros((batch, n_kv_heads, self.page_size // self._item), arrays.TYPES[self.kv_cache_dtype][1])
@@ -365,8 +370,8 @@ class PagedAttention(_Operator):
         return BlockTable(view(block_table, "block_table")[batch, head, :n], self.page_size)
 
     def resize(self, block_table, kv_cache, max_blocks):
-        """(block_table, kv_cache) with max_blocks pages a head and the same tokens, new arrays. max_blocks_per_head becomes max_blocks.
-        NoBlocks: more pages than that are in use."""
+        """(block_table, kv_cache) with max_blocks pages a head and the same tokens, new arrays. max_blocks_per_head becomes
+        max_blocks. NoBlocks: more pages than that are in use."""
         with self._lock:
             max_blocks = self._positive(max_blocks, "max_blocks")
             n_tokens = self.num_tokens(block_table, kv_cache)

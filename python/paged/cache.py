@@ -1,4 +1,5 @@
-"""The cache: who owns which block. `Cache` is a pool of blocks, `Sequence` a row of tokens in it; include/paged/mem.h has the contract.
+"""The cache: who owns which block. `Cache` is a pool of blocks, `Sequence` a row of tokens in it; include/paged/mem.h has the
+contract.
 
     cache = Cache(n_layers=2, n_kv_heads=4, head_dim=64, max_blocks=256)
     seq = cache.sequence()
@@ -8,8 +9,8 @@
     attention.plan(cache.kv(), cache.tables([seq]), [0, n])
     seq.commit(tokens[matched.n_matched:])           # now they count
 
-Any thread may call; a cache lets one in at a time. A sequence that is dropped without close() gives its blocks back with the next call on
-its cache: a finalizer runs at any moment, in any thread, so all it does is leave a note.
+Any thread may call; a cache lets one in at a time. A sequence that is dropped without close() gives its blocks back with the next
+call on its cache: a finalizer runs at any moment, in any thread, so all it does is leave a note.
 """
 
 import collections
@@ -54,8 +55,8 @@ class Group(NamedTuple):
 
 
 class Match(NamedTuple):
-    """What of the tokens was cached: n_matched are committed now, n_copied of them lie in a block copied for this sequence, `why` it ended
-    there ("none": all but the last were reused)."""
+    """What of the tokens was cached: n_matched are committed now, n_copied of them lie in a block copied for this sequence, `why`
+    it ended there ("none": all but the last were reused)."""
 
     n_matched: int
     n_copied: int
@@ -81,8 +82,8 @@ def read_config(config, allowed=("block_size", "max_blocks", "enable_paged")):
 
 
 class _Pool:
-    """The native cache with its memory. The arena is made usable as a whole, so that reading a block that nobody has taken finds zeros
-    and not the end of the process; memory is still only taken where something is written."""
+    """The native cache with its memory. The arena is made usable as a whole, so that reading a block that nobody has taken finds
+    zeros and not the end of the process; memory is still only taken where something is written."""
 
     def __init__(self, config, pool_bytes):
         error = new_error()
@@ -122,8 +123,8 @@ class Cache:
     """
 
     def __init__(self, n_layers=None, n_kv_heads=None, head_dim=None, *, head_dim_v=None, dtype="f16", layout="packed", window=0,
-                 groups=None, block_size=None, max_blocks=None, enable_paged=True, cache_config=None, pool_bytes=None, max_seqs=64,
-                 max_seq_tokens=0, budget_bytes=None, packed_tails=False, trim_after=0, poison=False):
+                 groups=None, block_size=None, max_blocks=None, enable_paged=True, cache_config=None, pool_bytes=None,
+                 max_seqs=64, max_seq_tokens=0, budget_bytes=None, packed_tails=False, trim_after=0, poison=False):
         if cache_config is not None:
             read = read_config(cache_config)
             block_size, max_blocks = read.get("block_size", block_size), read.get("max_blocks", max_blocks)
@@ -137,8 +138,8 @@ class Cache:
         pool_bytes = self._pool_bytes(block_size, max_blocks, pool_bytes, budget_bytes)
         native = ffi.new("paged_group_config[]", [group.fields() for group in self.groups])
         config = ffi.new("paged_cache_config *", {
-            "struct_size": ffi.sizeof("paged_cache_config"), "groups": native, "n_groups": len(self.groups), "block_size": block_size,
-            "pool_bytes": pool_bytes, "max_seqs": int32(max_seqs, "max_seqs"),
+            "struct_size": ffi.sizeof("paged_cache_config"), "groups": native, "n_groups": len(self.groups),
+            "block_size": block_size, "pool_bytes": pool_bytes, "max_seqs": int32(max_seqs, "max_seqs"),
             "max_seq_tokens": int32(max_seq_tokens, "max_seq_tokens"), "poison": poison, "trim_after": trim_after,
             "contiguous": not enable_paged, "packed_tails": packed_tails})
         self.block_size = block_size
@@ -183,8 +184,8 @@ class Cache:
         return KV.of(out, self._pool)
 
     def tables(self, sequences, group=0, n_reserved=None):
-        """Tables of these sequences for Attention.plan. seqlens_k of each is its committed tokens and those that it has reserved, or
-        n_reserved of them."""
+        """Tables of these sequences for Attention.plan. seqlens_k of each is its committed tokens and those that it has reserved,
+        or n_reserved of them."""
         out = ffi.new("paged_tables *")
 
         def read(cache):
@@ -194,8 +195,8 @@ class Cache:
             if -1 in rows:
                 raise Stale(f"sequence {rows.index(-1)} is closed")
             max_seqs = _stats(cache).max_seqs
-            lengths = [lib.paged_seq_len(cache, handle) + (lib.paged_seq_reserved(cache, handle) if n_reserved is None else n_reserved)
-                       for handle in handles]
+            reserved = [lib.paged_seq_reserved(cache, handle) if n_reserved is None else n_reserved for handle in handles]
+            lengths = [lib.paged_seq_len(cache, handle) + n for handle, n in zip(handles, reserved)]
             firsts = [lib.paged_seq_first_k(cache, handle, group) for handle in handles]
             blocks = _borrowed(out.blocks, (max_seqs, out.max_blocks), (out.seq_stride, 1))[rows]
             tails = None
@@ -207,7 +208,8 @@ class Cache:
         return Tables(*self.call(read))
 
     def stats(self):
-        """Counters as a dict: n_blocks, n_free, n_used, n_cached, n_tokens, used_bytes, backed_bytes, n_copies, n_evicted … (mem.h)."""
+        """Counters as a dict: n_blocks, n_free, n_used, n_cached, n_tokens, used_bytes, backed_bytes, n_copies, n_evicted …
+        (mem.h)."""
         native = self.call(_stats)
         values = {}
         for name, field in ffi.typeof("paged_cache_stats").fields:
@@ -226,11 +228,12 @@ class Cache:
         return self.call(lib.paged_block_refs, int32(group, "group"), int32(block, "block"))
 
     def keep(self, tokens, namespace=None, priority=0, until=0):
-        """Keeps what is cached of these tokens and returns how many that are: priority 0 … 255, pinned until the clock says `until`."""
+        """Keeps what is cached of these tokens and returns how many that are: priority 0 … 255, pinned until the clock says
+        `until`."""
         tokens = integers(tokens, "tokens", np.int32)
         n_kept, space = ffi.new("int32_t *"), _Namespace(namespace)
-        check(self.call(lib.paged_prefix_keep, space.native, pointer("int32_t *", tokens), len(tokens), int32(priority, "priority"), until,
-                        n_kept), None, "keep")
+        check(self.call(lib.paged_prefix_keep, space.native, pointer("int32_t *", tokens), len(tokens),
+                        int32(priority, "priority"), until, n_kept), None, "keep")
         return n_kept[0]
 
     def set_clock(self, now):
@@ -250,8 +253,8 @@ class Cache:
         check(self.call(lib.paged_cache_set_max_bytes, max_bytes), None, f"max_bytes {max_bytes}")
 
     def compact(self, budget_bytes, in_use=False):
-        """Copies blocks together so that memory becomes idle; returns the bytes moved. in_use: those of sequences, too; Tables and slots
-        made before are wrong then."""
+        """Copies blocks together so that memory becomes idle; returns the bytes moved. in_use: those of sequences, too; Tables
+        and slots made before are wrong then."""
         moved = ffi.new("size_t *")
         check(self.call(lib.paged_cache_compact, budget_bytes, in_use, moved), None, "compact")
         return moved[0]
@@ -275,11 +278,11 @@ def _borrowed(address, shape, strides):
 
 
 class _Namespace:
-    """What must be equal besides the tokens: a dict of kind to bytes or text. Kinds: "model", "adapter", "salt", "kv_type", "rope",
-    "numerics", or a number from 7 on that is your own."""
+    """What must be equal besides the tokens: a dict of kind to bytes or text. Kinds: "model", "adapter", "salt", "kv_type",
+    "rope", "numerics", or a number from 7 on that is your own."""
 
-    KINDS = {"model": lib.PAGED_NS_MODEL, "adapter": lib.PAGED_NS_ADAPTER, "salt": lib.PAGED_NS_SALT, "kv_type": lib.PAGED_NS_KV_TYPE,
-             "rope": lib.PAGED_NS_ROPE, "numerics": lib.PAGED_NS_NUMERICS}
+    KINDS = {"model": lib.PAGED_NS_MODEL, "adapter": lib.PAGED_NS_ADAPTER, "salt": lib.PAGED_NS_SALT,
+             "kv_type": lib.PAGED_NS_KV_TYPE, "rope": lib.PAGED_NS_ROPE, "numerics": lib.PAGED_NS_NUMERICS}
 
     def __init__(self, fields):
         pairs = []
@@ -347,13 +350,16 @@ class Sequence:
         """The committed tokens, int32, a copy."""
         def read(cache, seq):
             n = lib.paged_seq_len(cache, seq)
-            return np.frombuffer(ffi.buffer(lib.paged_seq_tokens(cache, seq), 4 * n), np.int32).copy() if n > 0 else np.empty(0, np.int32)
+            if n <= 0:
+                return np.empty(0, np.int32)
+            return np.frombuffer(ffi.buffer(lib.paged_seq_tokens(cache, seq), 4 * n), np.int32).copy()
 
         return self._call(read)
 
     def match(self, tokens, namespace=None):
-        """Puts an empty sequence into a namespace and gives it what is cached of these tokens, to the token but for the last; returns a
-        Match. A sequence that is never matched shares nothing. Errors: InvalidArgument (not empty, matched before), TooLong, NoMemory."""
+        """Puts an empty sequence into a namespace and gives it what is cached of these tokens, to the token but for the last;
+        returns a Match. A sequence that is never matched shares nothing. Errors: InvalidArgument (not empty, matched before),
+        TooLong, NoMemory."""
         tokens = integers(tokens, "tokens", np.int32)
         out, space = ffi.new("paged_match *"), _Namespace(namespace)
         status = self._call(lib.paged_seq_match, space.native, pointer("int32_t *", tokens), len(tokens), out)
@@ -361,8 +367,8 @@ class Sequence:
         return Match(out.n_matched, out.n_copied, _miss(out.why))
 
     def promise(self, tokens, namespace=None):
-        """Says which tokens an empty sequence is going to have; True: another one computes a beginning of them, so leave this one alone
-        until `waits` is False, then match it."""
+        """Says which tokens an empty sequence is going to have; True: another one computes a beginning of them, so leave this one
+        alone until `waits` is False, then match it."""
         tokens = integers(tokens, "tokens", np.int32)
         out, space = ffi.new("bool *"), _Namespace(namespace)
         check(self._call(lib.paged_seq_promise, space.native, pointer("int32_t *", tokens), len(tokens), out), None, "promise")
@@ -374,7 +380,8 @@ class Sequence:
         return self._call(lib.paged_seq_waits) == 1
 
     def reserve(self, n_tokens):
-        """Blocks for n_tokens behind the committed ones; replaces an earlier reservation, 0 gives it back. Errors: NoBlocks, TooLong."""
+        """Blocks for n_tokens behind the committed ones; replaces an earlier reservation, 0 gives it back. Errors: NoBlocks,
+        TooLong."""
         n_tokens = int32(n_tokens, "n_tokens")
 
         def reserve(cache, seq):
@@ -391,8 +398,8 @@ class Sequence:
         self._call(reserve)
 
     def slots(self, first=None, n=None, group=0):
-        """Slots of positions first … first + n - 1, int64; None: those of the reservation. InvalidArgument: not all of them committed or
-        reserved, or fallen out of a window."""
+        """Slots of positions first … first + n - 1, int64; None: those of the reservation. InvalidArgument: not all of them
+        committed or reserved, or fallen out of a window."""
         first = len(self) if first is None else int32(first, "first")
         n = len(self) + self.reserved - first if n is None else int32(n, "n")
         if n < 0:
@@ -415,8 +422,8 @@ class Sequence:
         check(self._call(lib.paged_seq_truncate, int32(n_tokens, "n_tokens")), None, f"truncate to {n_tokens} tokens")
 
     def fork(self):
-        """A new Sequence with the same committed tokens in the same blocks; a shared block is copied before one of them writes into it.
-        Errors: NoSequences."""
+        """A new Sequence with the same committed tokens in the same blocks; a shared block is copied before one of them writes
+        into it. Errors: NoSequences."""
         out = ffi.new("paged_seq *")
         check(self._call(lib.paged_seq_fork, out), None, "fork")
         return Sequence(self._cache, out[0])

@@ -1,8 +1,9 @@
-"""The documents' ConversationCache: the turns of a conversation, the tokens that each of them owns, and the blocks that these lie in.
+"""The documents' ConversationCache: the turns of a conversation, the tokens that each of them owns, and the blocks that these lie
+in.
 
-The key of a token depends on all tokens before it. So a turn that is dropped takes the keys of all later turns with it: they are computed
-again, at their new places, and the result is exactly that of a conversation that began with them. What the document's comment proposes, a
-map of token ids to blocks, cannot be right for that reason.
+The key of a token depends on all tokens before it. So a turn that is dropped takes the keys of all later turns with it: they are
+computed again, at their new places, and the result is exactly that of a conversation that began with them. What the document's
+comment proposes, a map of token ids to blocks, cannot be right for that reason.
 """
 
 import threading
@@ -31,11 +32,11 @@ def _characters(messages):
 class ConversationCache:
     """The turns of one conversation, at most max_history_len tokens of them: the oldest go first.
 
-    llm       an LLM: tokens are those of its chat template, and its cache has the keys and values of the conversation, so that a reply
-              computes what is new only. None: a token is a byte of text, and blocks are counted only
+    llm       an LLM: tokens are those of its chat template, and its cache has the keys and values of the conversation, so that a
+              reply computes what is new only. None: a token is a byte of text, and blocks are counted only
     system    the system's message, which is never dropped
-    cache     Cache in which the conversation has its blocks, of your layers' shape if you compute yourself (`sequence` and its slots are
-              yours to write); None: one that holds max_history_len tokens
+    cache     Cache in which the conversation has its blocks, of your layers' shape if you compute yourself (`sequence` and its
+              slots are yours to write); None: one that holds max_history_len tokens
     """
 
     def __init__(self, max_history_len=4096, *, llm=None, system=None, cache=None):
@@ -77,7 +78,8 @@ class ConversationCache:
 
     @property
     def block_table(self):
-        """{index of a turn: the blocks that its tokens lie in}. Two turns share the block in which one ends and the other begins."""
+        """{index of a turn: the blocks that its tokens lie in}. Two turns share the block in which one ends and the other
+        begins."""
         size, blocks = self.cache.block_size, self.sequence.blocks.tolist()
         return {i: blocks[turn.start // size:-(-turn.end // size)] for i, turn in enumerate(self.turns)}
 
@@ -89,8 +91,8 @@ class ConversationCache:
     # ---- turns ----
 
     def add_turn(self, user_input, assistant_output):
-        """Adds a turn; the oldest are dropped as long as all are more than max_history_len tokens. Returns how many were. TooLong: this
-        one alone is more; nothing has changed then. NoBlocks: of a cache that others use, too."""
+        """Adds a turn; the oldest are dropped as long as all are more than max_history_len tokens. Returns how many were.
+        TooLong: this one alone is more; nothing has changed then. NoBlocks: of a cache that others use, too."""
         with self._lock:
             wanted = [*((t.user_input, t.assistant_output) for t in self.turns), (str(user_input), str(assistant_output))]
             placed = self._fitting(wanted)
@@ -98,8 +100,8 @@ class ConversationCache:
             return len(wanted) - len(placed[0])
 
     def clear_old_turns(self, keep_last_n=5):
-        """Drops all turns but the last keep_last_n. Returns the number of tokens that had to be computed again for that: those of the turns
-        that stay. Blocks of the dropped ones are free for others."""
+        """Drops all turns but the last keep_last_n. Returns the number of tokens that had to be computed again for that: those of
+        the turns that stay. Blocks of the dropped ones are free for others."""
         with self._lock:
             if int(keep_last_n) < 0:
                 raise InvalidArgument(f"keep_last_n is {keep_last_n}")
@@ -111,7 +113,8 @@ class ConversationCache:
         if self.llm is None:
             raise InvalidArgument("a reply needs a model; give llm")
         with self._lock:
-            answer = self.llm.generate(self._tokens([*self.messages, {"role": "user", "content": str(user_input)}], True), **options)
+            answer = self.llm.generate(self._tokens([*self.messages, {"role": "user", "content": str(user_input)}], True),
+                                       **options)
             self.add_turn(user_input, answer.text)
             return answer
 

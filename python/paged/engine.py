@@ -7,8 +7,8 @@
     llm.chat([{"role": "user", "content": "Hello"}])
     talk = llm.conversation(); talk.say("Hello"); talk.say("And then?")
 
-Any thread may call; waiting holds no GIL. A Stream that is dropped cancels its request: its finalizer sets a flag in the engine, as a
-signal handler may, and leaves a note for the next call to forget it.
+Any thread may call; waiting holds no GIL. A Stream that is dropped cancels its request: its finalizer sets a flag in the engine,
+as a signal handler may, and leaves a note for the next call to forget it.
 """
 
 import atexit
@@ -36,13 +36,14 @@ KV_TYPES = {"f16": lib.PAGED_TYPE_F16, "f32": lib.PAGED_TYPE_F32, "bf16": lib.PA
 
 # Options of a request that are one number or truth of paged_request.
 NUMBERS = {"max_tokens": int, "temperature": float, "top_k": int, "top_p": float, "min_p": float, "seed": int, "ignore_eos": bool,
-           "control_text": bool, "repetition_penalty": float, "presence_penalty": float, "frequency_penalty": float, "min_tokens": int,
-           "priority": int, "deadline_ms": int}
+           "control_text": bool, "repetition_penalty": float, "presence_penalty": float, "frequency_penalty": float,
+           "min_tokens": int, "priority": int, "deadline_ms": int}
 
 
 class Completion(NamedTuple):
-    """An answer. finish: "stop", "length", "cancelled", "error", "deadline". logprobs: of each token, where asked for; top_logprobs: for
-    each token a list of (token, logprob), best first. cached_tokens of prompt_tokens were found in the cache, not computed."""
+    """An answer. finish: "stop", "length", "cancelled", "error", "deadline". logprobs: of each token, where asked for;
+    top_logprobs: for each token a list of (token, logprob), best first. cached_tokens of prompt_tokens were found in the cache,
+    not computed."""
 
     text: str
     tokens: List[int]
@@ -91,8 +92,8 @@ class _Service:
                 self._idle.notify_all()
 
     def drop(self, number):
-        """From a finalizer, in any thread and at any moment. The lock is one that its holder may take again, and nobody who has it waits
-        for another; at the end of the process all is closed."""
+        """From a finalizer, in any thread and at any moment. The lock is one that its holder may take again, and nobody who has
+        it waits for another; at the end of the process all is closed."""
         if not self._closed:
             with self._idle:
                 if not self._closed:
@@ -149,8 +150,8 @@ class LLM:
     """
 
     def __init__(self, model, *, n_ctx=0, max_running=8, max_waiting=256, block_size=None, max_blocks=None, pool_bytes=0,
-                 cache_config=None, budget_bytes=None, kv_type="f16", chunk_tokens=0, threads=0, prefix_cache=True, packed_tails=True,
-                 ring_tokens=None):
+                 cache_config=None, budget_bytes=None, kv_type="f16", chunk_tokens=0, threads=0, prefix_cache=True,
+                 packed_tails=True, ring_tokens=None):
         if cache_config is not None:
             read = read_config(cache_config)
             block_size, max_blocks = read.get("block_size", block_size), read.get("max_blocks", max_blocks)
@@ -208,12 +209,14 @@ class LLM:
     # ---- text and tokens ----
 
     def tokenize(self, text, special=True, control=False):
-        """Text to token ids, int32. special: BOS and EOS where the model says so; control: "<|im_end|>" is its token, not characters."""
+        """Text to token ids, int32. special: BOS and EOS where the model says so; control: "<|im_end|>" is its token, not
+        characters."""
         data = text.encode() if isinstance(text, str) else bytes(text)
         tokens, n, error = np.empty(len(data) + 8, np.int32), ffi.new("int32_t *"), new_error()
         flags = (lib.PAGED_TOKENIZE_SPECIAL if special else 0) | (lib.PAGED_TOKENIZE_CONTROL if control else 0)
         with self._service.calling():
-            check(lib.paged_tokenize(self.tokenizer, data, len(data), flags, pointer("int32_t *", tokens), len(tokens), n, error), error)
+            check(lib.paged_tokenize(self.tokenizer, data, len(data), flags, pointer("int32_t *", tokens), len(tokens), n, error),
+                  error)
         return tokens[:n[0]].copy()
 
     def detokenize(self, tokens, control=False):
@@ -228,7 +231,8 @@ class LLM:
         return b"".join(text).decode()
 
     def chat_tokens(self, messages, add_generation_prompt=True):
-        """The model's chat template over [{"role": …, "content": …}, …], as token ids. Unsupported: a template that is not known."""
+        """The model's chat template over [{"role": …, "content": …}, …], as token ids. Unsupported: a template that is not
+        known."""
         keep = [(str(m["role"]).encode(), str(m["content"]).encode()) for m in messages]
         for role, content in keep:
             if b"\0" in role + content:
@@ -238,20 +242,20 @@ class LLM:
         capacity = sum(len(role) + len(content) + 64 for role, content in keep) + 4096
         tokens, n, error = np.empty(capacity, np.int32), ffi.new("int32_t *"), new_error()
         with self._service.calling():
-            check(lib.paged_chat_tokenize(self._service.model, native, len(keep), add_generation_prompt, pointer("int32_t *", tokens), capacity,
-                                          n, ffi.NULL, 0, error), error)
+            check(lib.paged_chat_tokenize(self._service.model, native, len(keep), add_generation_prompt,
+                                          pointer("int32_t *", tokens), capacity, n, ffi.NULL, 0, error), error)
         return tokens[:n[0]].copy()
 
     # ---- requests ----
 
     def generate(self, prompts, **options):
-        """Answers to one prompt or to a list of them, which run together: a Completion, or a list of them. With n > 1 each prompt has a
-        list of n.
+        """Answers to one prompt or to a list of them, which run together: a Completion, or a list of them. With n > 1 each prompt
+        has a list of n.
 
-        A prompt is text or token ids. Options, with what they are without: max_tokens (until the end of the context), temperature (0:
-        greedy), top_k, top_p, min_p (off), seed (0), stop (strings), stop_tokens, ignore_eos, min_tokens, repetition_penalty,
-        presence_penalty, frequency_penalty, logit_bias ({token: bias}), logprobs (False; True, or how many of the best at each place),
-        n (1), salt, priority, deadline_ms, control_text; see paged_request in engine.h.
+        A prompt is text or token ids. Options, with what they are without: max_tokens (until the end of the context), temperature
+        (0: greedy), top_k, top_p, min_p (off), seed (0), stop (strings), stop_tokens, ignore_eos, min_tokens, repetition_penalty,
+        presence_penalty, frequency_penalty, logit_bias ({token: bias}), logprobs (False; True, or how many of the best at each
+        place), n (1), salt, priority, deadline_ms, control_text; see paged_request in engine.h.
 
         Errors: TooLong, InvalidArgument, NoMemory, before anything has begun.
         """
@@ -326,7 +330,8 @@ class LLM:
         keep.append(ffi.new("paged_logit_bias[]", [(int32(token, "logit_bias"), value) for token, value in bias.items()]))
         request.logit_bias, request.n_logit_bias = keep[-1], len(bias)
         logprobs = options.pop("logprobs", False)
-        request.logprobs, request.n_top_logprobs = logprobs is not False, int32(logprobs, "logprobs") if logprobs is not True else 0
+        request.logprobs = logprobs is not False
+        request.n_top_logprobs = 0 if logprobs is True else int32(logprobs, "logprobs")
         if options:
             raise InvalidArgument(f"there is no option {', '.join(sorted(options))}")
         return request, keep, stops
@@ -344,12 +349,13 @@ class LLM:
         """A function (engine, out) of engine.h, called between two steps."""
         out = ffi.new(f"{kind} *")
         with self._service.calling() as service:
-            lib.paged_service_call(service, ffi.cast("void (*)(paged_engine *, void *)", ffi.addressof(lib, function)), out)
+            lib.paged_service_call(service, _callback(function), out)
             return _as_dict(out, kind)
 
     @property
     def info(self):
-        """Facts as a dict: n_ctx, block_size, pool_bytes, kv_bytes_per_token, attn_kernels, linear_kernels, deterministic … (engine.h)."""
+        """Facts as a dict: n_ctx, block_size, pool_bytes, kv_bytes_per_token, attn_kernels, linear_kernels, deterministic …
+        (engine.h)."""
         return self._ask("paged_engine_get_info", "paged_engine_info")
 
     def stats(self):
@@ -361,8 +367,13 @@ class LLM:
         """Walks every invariant of the cache; Corrupt names the first one that does not hold."""
         error = new_error()
         with self._service.calling() as service:
-            lib.paged_service_call(service, ffi.cast("void (*)(paged_engine *, void *)", ffi.addressof(lib, "paged_engine_check")), error)
+            lib.paged_service_call(service, _callback("paged_engine_check"), error)
         check(error.status, error)
+
+
+def _callback(function):
+    """A function (engine, out) of engine.h as paged_service_call takes it, so that no Python runs between two steps."""
+    return ffi.cast("void (*)(paged_engine *, void *)", ffi.addressof(lib, function))
 
 
 def _is_tokens(prompt):
@@ -392,8 +403,8 @@ def _as_dict(out, kind):
 
 
 class Stream:
-    """An answer as it comes: iterate over pieces of text, whole UTF-8 characters each; result() waits for all of it. `tokens` are those that
-    have come. close(), or the end of a `with`, cancels; so does dropping it."""
+    """An answer as it comes: iterate over pieces of text, whole UTF-8 characters each; result() waits for all of it. `tokens` are
+    those that have come. close(), or the end of a `with`, cancels; so does dropping it."""
 
     def __init__(self, service, number, stops, n_top):
         self._service, self._id, self._stops, self._n_top = service, number, stops, n_top
@@ -441,9 +452,10 @@ class Stream:
     def _end(self, out):
         finish = ffi.string(lib.paged_finish_name(out.finish)).decode()
         self._result = Completion(
-            "".join(self._text), self.tokens, finish, out.prompt_tokens, out.cached_tokens, self._logprobs if self._has_logprobs else None,
-            self._top if self._n_top else None, self._stops[out.stop_string] if out.stop_string >= 0 else None,
-            out.stop_token if out.stop_token >= 0 else None, out.n_preemptions, out.queue_ms, out.prefill_ms, out.decode_ms)
+            "".join(self._text), self.tokens, finish, out.prompt_tokens, out.cached_tokens,
+            self._logprobs if self._has_logprobs else None, self._top if self._n_top else None,
+            self._stops[out.stop_string] if out.stop_string >= 0 else None, out.stop_token if out.stop_token >= 0 else None,
+            out.n_preemptions, out.queue_ms, out.prefill_ms, out.decode_ms)
         self._error = out.error
 
     @property
@@ -479,14 +491,16 @@ class Stream:
 
 
 class Conversation:
-    """Turns with a model. What was said stays in the engine's cache, so that a turn computes what is new only (`cached_tokens`)."""
+    """Turns with a model. What was said stays in the engine's cache, so that a turn computes what is new only
+    (`cached_tokens`)."""
 
     def __init__(self, llm, system=None):
         self.llm = llm
         self.messages = [{"role": "system", "content": system}] if system is not None else []
 
     def say(self, text, **options):
-        """The answer to the next message of the user, a Completion. Options as LLM.generate(). An error leaves the messages as they were."""
+        """The answer to the next message of the user, a Completion. Options as LLM.generate(). An error leaves the messages as
+        they were."""
         asked = [*self.messages, {"role": "user", "content": text}]
         answer = self.llm.chat(asked, **options)
         self.messages = [*asked, {"role": "assistant", "content": answer.text}]

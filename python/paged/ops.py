@@ -1,9 +1,9 @@
 """The operator: keys and values in blocks (`KV`), block tables (`Tables`), attention planned once a step and run once a layer
 (`Attention`). What the numbers mean is written in include/paged/ops.h and kv.h; this is the same, with arrays for pointers.
 
-Arrays are used where they lie, through views (see arrays.py); what has to be f32 and is not is converted. Index arrays (tables, slots,
-lengths) are copied, since the library reads memory by them. No call holds the GIL while it computes. An Attention serves one thread
-at a time and makes others wait; a KV may be written from several, in different slots.
+Arrays are used where they lie, through views (see arrays.py); what has to be f32 and is not is converted. Index arrays (tables,
+slots, lengths) are copied, since the library reads memory by them. No call holds the GIL while it computes. An Attention serves
+one thread at a time and makes others wait; a KV may be written from several, in different slots.
 """
 
 import threading
@@ -39,9 +39,10 @@ def int32(value, name):
 class KV:
     """The keys and values of one layer, in blocks: a paged_kv over memory that somebody owns.
 
-    k, v     arrays [n_blocks, n_kv_heads, block_size, head_dim], float16, float32, bfloat16 or (packed) int8, whose two last axes are
-             dense; they are written in place. Block strides of both must be equal.
-    layout   "plain": as the shape says; "packed": the elements of a block and head lie as kv.h says, which the kernels read faster
+    k, v     arrays [n_blocks, n_kv_heads, block_size, head_dim], float16, float32, bfloat16 or (packed) int8, whose two last axes
+             are dense; they are written in place. Block strides of both must be equal.
+    layout   "plain": as the shape says; "packed": the elements of a block and head lie as kv.h says, which the kernels read
+             faster
     k_scale, v_scale   of int8 only: [n_blocks, n_kv_heads, block_size] float32
 
     Errors: InvalidArgument, naming what does not fit.
@@ -203,8 +204,8 @@ class KV:
         self._convert(lib.paged_kv_import, order, *parts, threads)
 
     def gather(self, tables, seq=0, threads=1):
-        """Keys and values of one sequence of `tables` in one piece, as a KV of its own whose block i is block i of the sequence. In the
-        plain layout `gathered.k` is dense in each head. This is attention's other way: copy first, then compute."""
+        """Keys and values of one sequence of `tables` in one piece, as a KV of its own whose block i is block i of the sequence.
+        In the plain layout `gathered.k` is dense in each head. This is attention's other way: copy first, then compute."""
         kv = self._kv
         native = tables.native()
         if not 0 <= seq < native.n_seqs:
@@ -286,8 +287,8 @@ class Tables:
         if self.blocks.ndim == 3 and self.blocks.shape[1] != kv.n_kv_heads:
             raise InvalidArgument(f"blocks has tables of {self.blocks.shape[1]} heads, the cache has {kv.n_kv_heads}")
         if self.tail_tiles is not None and self.tail_tiles.shape[1] * lib.PAGED_TILE != kv.block_size:
-            raise InvalidArgument(f"tail_tiles has {self.tail_tiles.shape[1]} tiles a sequence, a block of {kv.block_size} tokens "
-                                  f"{kv.block_size // lib.PAGED_TILE}")
+            raise InvalidArgument(f"tail_tiles has {self.tail_tiles.shape[1]} tiles a sequence, a block of {kv.block_size} "
+                                  f"tokens {kv.block_size // lib.PAGED_TILE}")
 
 
 class Shared(NamedTuple):
@@ -315,7 +316,8 @@ class Attention:
     Errors: InvalidArgument naming the field, NoMemory.
     """
 
-    def __init__(self, n_heads, n_kv_heads=None, head_dim=64, *, head_dim_v=None, block_size=16, dtype="f16", layout="packed", scale=None,
+    def __init__(self, n_heads, n_kv_heads=None, head_dim=64, *, head_dim_v=None, block_size=16, dtype="f16", layout="packed",
+                 scale=None,
                  causal=True, window=0, softcap=0.0, alibi=None, max_q=1, max_seqs=1, max_k=4096, max_shared_q=0, threads=1):
         slopes = ffi.NULL
         if alibi is not None:
@@ -326,7 +328,8 @@ class Attention:
             "n_kv_heads": int32(n_heads if n_kv_heads is None else n_kv_heads, "n_kv_heads"),
             "head_dim_k": int32(head_dim, "head_dim"), "head_dim_v": int32(head_dim_v or 0, "head_dim_v"),
             "block_size": int32(block_size, "block_size"), "type": arrays.TYPES[type_name(dtype)][0],
-            "layout": choice(layout, LAYOUTS, "layout"), "scale": scale or 0.0, "non_causal": not causal, "window": int32(window, "window"),
+            "layout": choice(layout, LAYOUTS, "layout"), "scale": scale or 0.0, "non_causal": not causal,
+            "window": int32(window, "window"),
             "softcap": softcap, "alibi": slopes, "n_threads_max": int32(threads, "threads"), "max_q": int32(max_q, "max_q"),
             "max_seqs": int32(max_seqs, "max_seqs"), "max_k": int32(max_k, "max_k"),
             "max_shared_q": int32(max_shared_q, "max_shared_q")})
@@ -357,7 +360,8 @@ class Attention:
         Errors: InvalidArgument naming sequence, entry and value; Limit. The plan of before is gone then.
         """
         n_seqs = len(tables.seqlens_k)
-        starts = np.arange(n_seqs + 1, dtype=np.int32) if cu_seqlens_q is None else integers(cu_seqlens_q, "cu_seqlens_q", np.int32)
+        starts = np.arange(n_seqs + 1, dtype=np.int32) if cu_seqlens_q is None else integers(cu_seqlens_q, "cu_seqlens_q",
+                                                                                             np.int32)
         if len(starts) != n_seqs + 1:
             raise InvalidArgument(f"cu_seqlens_q has {len(starts)} numbers, {n_seqs} sequences need {n_seqs + 1}")
         tables.check_for(kv)
@@ -431,15 +435,16 @@ class Attention:
 
     @staticmethod
     def _check_same(kv, planned):
-        for field in ("n_blocks", "block_size", "n_kv_heads", "head_dim_k", "head_dim_v", "type", "layout", "block_stride", "k_head_stride",
+        for field in ("n_blocks", "block_size", "n_kv_heads", "head_dim_k", "head_dim_v", "type", "layout", "block_stride",
+                      "k_head_stride",
                       "v_head_stride", "scale_block_stride", "scale_head_stride"):
             if getattr(kv, field) != getattr(planned, field):
                 raise InvalidArgument(f"{field} of kv is {getattr(kv, field)}, of the planned one {getattr(planned, field)}")
 
 
 def merge_states(out_a, lse_a, out_b, lse_b):
-    """Attention over two disjoint sets of keys -> over both, in place of the first. out [n_q, n_heads, head_dim], lse [n_q, n_heads], all
-    dense float32, lse as `run` writes it."""
+    """Attention over two disjoint sets of keys -> over both, in place of the first. out [n_q, n_heads, head_dim], lse [n_q,
+    n_heads], all dense float32, lse as `run` writes it."""
     a = writable(shaped(out_a, "out_a", (None,) * 3, "[n_q, n_heads, head_dim]"), "out_a")
     b = shaped(out_b, "out_b", a.shape, "as out_a")
     la = writable(shaped(lse_a, "lse_a", a.shape[:2], "[n_q, n_heads]"), "lse_a")
