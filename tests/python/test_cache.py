@@ -202,6 +202,34 @@ def test_contiguous_is_the_baseline():
         cache.sequence().reserve(1)
 
 
+def test_128k_tokens_where_a_reservation_does_not_fit():
+    """A pool of 40 MiB holds one reservation for 128k tokens of one head (32 MiB), but a sequence of 128k tokens and three short ones
+    when it is paged; attention over them equals NumPy in double."""
+    n, rng = 128 * 1024, np.random.default_rng(1)
+    reserved = paged.Cache(1, 1, 64, block_size=64, pool_bytes=40 << 20, enable_paged=False, max_seq_tokens=n)
+    first, second = reserved.sequence(), reserved.sequence()
+    first.reserve(1)
+    with pytest.raises(paged.NoBlocks):
+        second.reserve(1)
+    cache = paged.Cache(1, 1, 64, block_size=64, pool_bytes=40 << 20)
+    seqs, parts = [], []
+    for length in (n, 32, 1024, 5000):
+        seq = cache.sequence()
+        seq.reserve(length)
+        k, v = (rng.standard_normal((length, 1, 64), np.float32) for _ in range(2))
+        cache.kv().write(k, v, seq.slots())
+        seq.commit(np.arange(length))
+        seqs.append(seq)
+        parts.append((k[:, 0].astype(np.float16).astype(float), v[:, 0].astype(np.float16).astype(float)))
+    q = rng.standard_normal((4, 1, 64), np.float32)
+    op = paged.Attention(1, 1, 64, block_size=64, max_seqs=4, max_q=4, max_k=n)
+    op.plan(cache.kv(), cache.tables(seqs))
+    out = op.run(q)
+    for got, row, (k, v) in zip(out[:, 0], q[:, 0], parts):
+        weight = np.exp(k @ row / 8)
+        assert np.abs(got - weight @ v / weight.sum()).max() < 2e-6
+
+
 def test_promises_wait_for_each_other():
     cache = paged.Cache(**SHAPE, block_size=4, max_blocks=8)
     one, two = cache.sequence(), cache.sequence()
