@@ -429,19 +429,19 @@ class StandardAttention(_Operator):
             if n_past + n_new > self.max_seq_len:
                 raise TooLong(f"{n_past + n_new} tokens, the cache is reserved for {self.max_seq_len}")
             self._take_shape(q)
-            n_blocks = self.max_seq_len // self._block_size
-            slots = np.arange(n_past, n_past + n_new, dtype=np.int64)
+            order = np.arange(self.max_seq_len // self._block_size, dtype=np.int32)[None]
+            # All heads in one row, as the writer wants them.
+            slots = np.arange(n_kv_heads)[None, :, None] * self.max_seq_len + np.arange(n_past, n_past + n_new)
             out = np.empty(q.shape, q.dtype)
             for b in range(batch):
-                kv = self._layer(cache[b], n_blocks)
-                kv.write(k[b].swapaxes(0, 1), v[b].swapaxes(0, 1), slots)
-                out[b:b + 1] = self._compute(q[b:b + 1], kv, np.arange(n_blocks, dtype=np.int32)[None], n_past)
+                self._write(self._layer(cache[b].reshape(2, 1, -1, dim)), k[b:b + 1], v[b:b + 1], slots)
+                out[b:b + 1] = self._compute(q[b:b + 1], self._layer(cache[b]), order, n_past)
             self._state(True, kv_cache).n_tokens = n_past + n_new
             return arrays.like(out, query)
 
-    def _layer(self, cache, n_blocks):
-        """One batch entry (2, kv_heads, max_seq_len, head_dim) as blocks in their order."""
-        k, v = cache.reshape(2, cache.shape[1], n_blocks, self._block_size, cache.shape[3]).swapaxes(1, 2)
+    def _layer(self, cache):
+        """(2, heads, tokens, head_dim) as blocks in their order."""
+        k, v = cache.reshape(*cache.shape[:2], -1, self._block_size, cache.shape[3]).swapaxes(1, 2)
         return KV(k, v)
 
     def _warmup(self, batch, n_kv_heads, n_keys):
