@@ -5,11 +5,14 @@ bf16 has no type in NumPy. It is taken as torch's, jax's or ml_dtypes' bfloat16,
 asked for is held to be its bits. What comes out as bf16 is ml_dtypes' where that package is there, else uint16.
 """
 
+from __future__ import annotations
+
 import concurrent.futures
 import ctypes
 import os
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +24,9 @@ try:
 except ImportError:
     _bfloat16 = np.uint16
 BF16 = np.dtype(_bfloat16)
+
+ArrayLike = Any  # an array, a tensor, a buffer, or a list of numbers
+DType = Any  # "float16", "f16", numpy.float16, torch.float16 …
 
 # name of a type: (paged_type, NumPy's type of an element)
 TYPES = {

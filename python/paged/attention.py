@@ -12,14 +12,17 @@ the keys (causal, bottom-right). Whatever their sample code would have overwritt
 changed then.
 """
 
+from __future__ import annotations
+
 import threading
 import weakref
+from typing import Any
 
 import numpy as np
 
 from . import arrays
 from ._native import ffi, lib
-from .arrays import integers, pointer, shaped, type_name, view, writable
+from .arrays import ArrayLike, DType, integers, pointer, shaped, type_name, view, writable
 from .errors import InvalidArgument, NoBlocks, TooLong
 from .ops import KV, Attention, Tables
 
@@ -35,23 +38,23 @@ class BlockTable:
 
     __slots__ = ("block_ids", "page_size")
 
-    def __init__(self, block_ids, page_size=PAGE_SIZE):
+    def __init__(self, block_ids: ArrayLike, page_size: int = PAGE_SIZE) -> None:
         self.block_ids = integers(block_ids, "block_ids", np.int32)
         if self.block_ids.size and self.block_ids.min() < 0:
             raise InvalidArgument(f"block {self.block_ids.min()} is negative")
         self.page_size = int(page_size)
 
     @property
-    def num_blocks(self):
+    def num_blocks(self) -> int:
         """How many pages there are (not the sum of their ids)."""
         return len(self.block_ids)
 
     @property
-    def block_offsets(self):
+    def block_offsets(self) -> np.ndarray:
         """[num_blocks] int64, bytes: block id times page size."""
         return self.block_ids.astype(np.int64) * self.page_size
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.num_blocks
 
     def __repr__(self):
@@ -184,7 +187,7 @@ class _Operator:
         for b in range(k.shape[0]):
             kv.write(k[b].reshape(-1, 1, k.shape[3]), v[b].reshape(-1, 1, v.shape[3]), slots[b].reshape(-1), threads)
 
-    def warmup(self, batch=1, n_kv_heads=None, n_keys=4096):
+    def warmup(self, batch: int = 1, n_kv_heads: int | None = None, n_keys: int = 4096) -> None:
         """Takes now what the first call would take: attention objects and threads. num_heads and head_dim must be known."""
         if None in (self.num_heads, self.head_dim):
             raise InvalidArgument("num_heads and head_dim are not known before the first call; give them")
@@ -212,8 +215,9 @@ class PagedAttention(_Operator):
     Errors: InvalidArgument; NoBlocks with the pages needed and allowed. Nothing has changed then.
     """
 
-    def __init__(self, num_heads=None, head_dim=None, max_blocks_per_head=256, page_size=PAGE_SIZE, kv_cache_dtype="float16", *,
-                 causal=True, gather=False, threads=None):
+    def __init__(self, num_heads: int | None = None, head_dim: int | None = None, max_blocks_per_head: int = 256,
+                 page_size: int = PAGE_SIZE, kv_cache_dtype: DType = "float16", *, causal: bool = True, gather: bool = False,
+                 threads: int | None = None) -> None:
         super().__init__(num_heads, head_dim, kv_cache_dtype, causal, threads)
         self.max_blocks_per_head = self._positive(max_blocks_per_head, "max_blocks_per_head")
         self.page_size = self._positive(page_size, "page_size")
@@ -223,7 +227,7 @@ class PagedAttention(_Operator):
         if self.head_dim is not None:
             self.block_size(self.head_dim)
 
-    def block_size(self, head_dim=None):
+    def block_size(self, head_dim: int | None = None) -> int:
         """Tokens of a page."""
         dim = self.head_dim if head_dim is None else head_dim
         if dim is None:
@@ -234,7 +238,8 @@ class PagedAttention(_Operator):
                                   f"{self.kv_cache_dtype}, not 1 … {BLOCK_SIZE_MAX}")
         return n
 
-    def __call__(self, query, key, value, block_table, kv_cache, max_new_tokens=None, *, append=None):
+    def __call__(self, query: ArrayLike, key: ArrayLike, value: ArrayLike, block_table: ArrayLike, kv_cache: ArrayLike,
+                 max_new_tokens: int | None = None, *, append: bool | None = None) -> Any:
         with self._lock:
             q, k, v = self._inputs(query, key, value, max_new_tokens)
             block_size = self.block_size(q.shape[3])
@@ -342,34 +347,34 @@ class PagedAttention(_Operator):
         cache = np.zeros((batch, n_kv_heads, self.page_size // self._item), arrays.TYPES[self.kv_cache_dtype][1])
         self(*zeros, table, cache)
 
-    def reset(self, block_table, kv_cache):
+    def reset(self, block_table: ArrayLike, kv_cache: ArrayLike) -> None:
         """Forgets what is in the cache and clears the table."""
         with self._lock:
             writable(view(block_table, "block_table"), "block_table")[...] = 0
             self._state(False, block_table, kv_cache).n_tokens = 0
 
-    def num_tokens(self, block_table, kv_cache):
+    def num_tokens(self, block_table: ArrayLike, kv_cache: ArrayLike) -> int:
         """Tokens that each batch entry has in the cache."""
         with self._lock:
             return self._state(False, block_table, kv_cache).n_tokens
 
-    def used_blocks(self, block_table, kv_cache, per_head=False):
+    def used_blocks(self, block_table: ArrayLike, kv_cache: ArrayLike, per_head: bool = False) -> int:
         """Pages in use: of one head, or of all heads of all batch entries. (The sum of a table is a sum of ids.)"""
         n = self.num_tokens(block_table, kv_cache)
         each = -(-n // self.block_size()) if n else 0
         return each if per_head else each * int(np.prod(view(block_table, "block_table").shape[:2]))
 
-    def bytes(self, block_table, kv_cache):
+    def usage_bytes(self, block_table: ArrayLike, kv_cache: ArrayLike) -> tuple[int, int]:
         """(bytes reserved, bytes of pages in use) of the cache."""
         cache = view(kv_cache, "kv_cache")
         return cache.nbytes, self.used_blocks(block_table, kv_cache) * self.page_size
 
-    def table_of(self, block_table, kv_cache, batch=0, head=0):
+    def table_of(self, block_table: ArrayLike, kv_cache: ArrayLike, batch: int = 0, head: int = 0) -> BlockTable:
         """BlockTable of one batch entry and head."""
         n = self.used_blocks(block_table, kv_cache, per_head=True)
         return BlockTable(view(block_table, "block_table")[batch, head, :n], self.page_size)
 
-    def resize(self, block_table, kv_cache, max_blocks):
+    def resize(self, block_table: ArrayLike, kv_cache: ArrayLike, max_blocks: int) -> tuple[Any, Any]:
         """(block_table, kv_cache) with max_blocks pages a head and the same tokens, new arrays. max_blocks_per_head becomes
         max_blocks. NoBlocks: more pages than that are in use."""
         with self._lock:
@@ -403,20 +408,22 @@ class StandardAttention(_Operator):
     Shapes, types, state and bits are those of PagedAttention. Errors: InvalidArgument; TooLong with both numbers.
     """
 
-    def __init__(self, num_heads=None, head_dim=None, max_seq_len=8192, kv_cache_dtype="float16", *, causal=True, threads=None):
+    def __init__(self, num_heads: int | None = None, head_dim: int | None = None, max_seq_len: int = 8192,
+                 kv_cache_dtype: DType = "float16", *, causal: bool = True, threads: int | None = None) -> None:
         super().__init__(num_heads, head_dim, kv_cache_dtype, causal, threads)
         self.max_seq_len = self._positive(max_seq_len, "max_seq_len")
         # Blocks of a contiguous array in their order; results do not depend on their size.
         self._block_size = int(np.gcd(self.max_seq_len, 64))
 
-    def new_cache(self, batch=1, n_kv_heads=None):
+    def new_cache(self, batch: int = 1, n_kv_heads: int | None = None) -> np.ndarray:
         """A cache of zeros."""
         heads = self.num_heads if n_kv_heads is None else n_kv_heads
         if None in (heads, self.head_dim):
             raise InvalidArgument("num_heads and head_dim are not known before the first call; give them")
         return np.zeros((batch, 2, heads, self.max_seq_len, self.head_dim), arrays.TYPES[self.kv_cache_dtype][1])
 
-    def __call__(self, query, key, value, kv_cache, max_new_tokens=None, *, append=None):
+    def __call__(self, query: ArrayLike, key: ArrayLike, value: ArrayLike, kv_cache: ArrayLike, max_new_tokens: int | None = None,
+                 *, append: bool | None = None) -> Any:
         with self._lock:
             q, k, v = self._inputs(query, key, value, max_new_tokens)
             batch, n_kv_heads, n_new, dim = k.shape
@@ -449,12 +456,12 @@ class StandardAttention(_Operator):
         zeros = [np.zeros((1, heads, 1, self.head_dim), np.float32) for heads in (self.num_heads, n_kv_heads, n_kv_heads)]
         self(*zeros, self.new_cache(1, n_kv_heads), append=False)
 
-    def reset(self, kv_cache):
+    def reset(self, kv_cache: ArrayLike) -> None:
         """Forgets what is in the cache."""
         with self._lock:
             self._state(False, kv_cache).n_tokens = 0
 
-    def num_tokens(self, kv_cache):
+    def num_tokens(self, kv_cache: ArrayLike) -> int:
         """Tokens that each batch entry has in the cache."""
         with self._lock:
             return self._state(False, kv_cache).n_tokens

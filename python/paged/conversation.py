@@ -6,11 +6,16 @@ computed again, at their new places, and the result is exactly that of a convers
 comment proposes, a map of token ids to blocks, cannot be right for that reason.
 """
 
+from __future__ import annotations
+
 import threading
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .cache import Cache
 from .errors import InvalidArgument, TooLong
+
+if TYPE_CHECKING:
+    from .engine import LLM, Completion
 
 __all__ = ["ConversationCache", "Turn"]
 
@@ -39,7 +44,8 @@ class ConversationCache:
               slots are yours to write); None: one that holds max_history_len tokens
     """
 
-    def __init__(self, max_history_len=4096, *, llm=None, system=None, cache=None):
+    def __init__(self, max_history_len: int = 4096, *, llm: LLM | None = None, system: str | None = None,
+                 cache: Cache | None = None) -> None:
         self.max_history_len = int(max_history_len)
         if self.max_history_len < 1:
             raise InvalidArgument(f"max_history_len is {max_history_len}")
@@ -65,32 +71,32 @@ class ConversationCache:
         return [*self._head, *(message for turn in said for message in turn)]
 
     @property
-    def messages(self):
+    def messages(self) -> list[dict[str, str]]:
         """The conversation as [{"role": …, "content": …}, …]."""
         return self._messages(self.turns)
 
     @property
-    def n_tokens(self):
+    def n_tokens(self) -> int:
         """Tokens of the whole conversation."""
         return len(self.sequence)
 
     # ---- blocks ----
 
     @property
-    def block_table(self):
+    def block_table(self) -> dict[int, list[int]]:
         """{index of a turn: the blocks that its tokens lie in}. Two turns share the block in which one ends and the other
         begins."""
         size, blocks = self.cache.block_size, self.sequence.blocks.tolist()
         return {i: blocks[turn.start // size:-(-turn.end // size)] for i, turn in enumerate(self.turns)}
 
     @property
-    def used_blocks(self):
+    def used_blocks(self) -> set[int]:
         """The blocks of the conversation."""
         return set(self.sequence.blocks.tolist())
 
     # ---- turns ----
 
-    def add_turn(self, user_input, assistant_output):
+    def add_turn(self, user_input: str, assistant_output: str) -> int:
         """Adds a turn; the oldest are dropped as long as all are more than max_history_len tokens. Returns how many were.
         TooLong: this one alone is more; nothing has changed then. NoBlocks: of a cache that others use, too."""
         with self._lock:
@@ -99,7 +105,7 @@ class ConversationCache:
             self._place(placed)
             return len(wanted) - len(placed[0])
 
-    def clear_old_turns(self, keep_last_n=5):
+    def clear_old_turns(self, keep_last_n: int = 5) -> int:
         """Drops all turns but the last keep_last_n. Returns the number of tokens that had to be computed again for that: those of
         the turns that stay. Blocks of the dropped ones are free for others."""
         with self._lock:
@@ -108,7 +114,7 @@ class ConversationCache:
             kept = self.turns[max(0, len(self.turns) - int(keep_last_n)):]
             return self._place(self._fitting([(t.user_input, t.assistant_output) for t in kept]))
 
-    def reply(self, user_input, **options):
+    def reply(self, user_input: str, **options: Any) -> Completion:
         """Has the model answer and adds the turn; returns the Completion. Options as LLM.generate()."""
         if self.llm is None:
             raise InvalidArgument("a reply needs a model; give llm")
@@ -151,6 +157,6 @@ class ConversationCache:
         self.turns = turns
         return len(tokens) - n_same
 
-    def close(self):
+    def close(self) -> None:
         """Gives the blocks back."""
         self.sequence.close()

@@ -11,19 +11,21 @@ Any thread may call; waiting holds no GIL. A Stream that is dropped cancels its 
 as a signal handler may, and leaves a note for the next call to forget it.
 """
 
+from __future__ import annotations
+
 import atexit
 import collections
 import contextlib
 import os
 import threading
 import weakref
-from typing import List, NamedTuple, Optional
+from typing import Any, Iterable, List, Mapping, NamedTuple, Optional
 
 import numpy as np
 
 from . import arrays
 from ._native import ffi, lib
-from .arrays import integers, pointer
+from .arrays import ArrayLike, integers, pointer
 from .cache import BLOCK_SIZE, memory_bytes, read_config
 from .errors import InvalidArgument, Limit, NoBlocks, Stale, Unsupported, check, new_error
 from .ops import choice, int32
@@ -149,9 +151,11 @@ class LLM:
     Errors: ReadWriteError, FormatError, Unsupported, InvalidArgument, NoMemory, NoBlocks, with what is wrong in which numbers.
     """
 
-    def __init__(self, model, *, n_ctx=0, max_running=8, max_waiting=256, block_size=None, max_blocks=None, pool_bytes=0,
-                 cache_config=None, budget_bytes=None, kv_type="f16", chunk_tokens=0, threads=0, prefix_cache=True,
-                 packed_tails=True, ring_tokens=None):
+    def __init__(self, model: str | os.PathLike, *, n_ctx: int = 0, max_running: int = 8, max_waiting: int = 256,
+                 block_size: int | None = None, max_blocks: int | None = None, pool_bytes: int = 0,
+                 cache_config: Mapping[str, Any] | None = None, budget_bytes: int | None = None, kv_type: str = "f16",
+                 chunk_tokens: int = 0, threads: int = 0, prefix_cache: bool = True, packed_tails: bool = True,
+                 ring_tokens: int | None = None) -> None:
         if cache_config is not None:
             read = read_config(cache_config)
             block_size, max_blocks = read.get("block_size", block_size), read.get("max_blocks", max_blocks)
@@ -202,13 +206,13 @@ class LLM:
     def __exit__(self, *_):
         self.close()
 
-    def close(self):
+    def close(self) -> None:
         """Cancels what runs and frees everything. A second time does nothing; a call after that is Stale."""
         self._service.close()
 
     # ---- text and tokens ----
 
-    def tokenize(self, text, special=True, control=False):
+    def tokenize(self, text: str, special: bool = True, control: bool = False) -> np.ndarray:
         """Text to token ids, int32. special: BOS and EOS where the model says so; control: "<|im_end|>" is its token, not
         characters."""
         data = text.encode() if isinstance(text, str) else bytes(text)
@@ -219,7 +223,7 @@ class LLM:
                   error)
         return tokens[:n[0]].copy()
 
-    def detokenize(self, tokens, control=False):
+    def detokenize(self, tokens: ArrayLike, control: bool = False) -> str:
         """Token ids to text; control: control tokens appear in it."""
         tokens = integers(tokens, "tokens", np.int32)
         detok, out, text = ffi.new("paged_detok *"), ffi.new("char[]", lib.PAGED_DETOK_MAX), []
@@ -230,7 +234,7 @@ class LLM:
             text.append(ffi.buffer(out, lib.paged_detok_finish(detok, out))[:])
         return b"".join(text).decode()
 
-    def chat_tokens(self, messages, add_generation_prompt=True):
+    def chat_tokens(self, messages: Iterable[Mapping[str, str]], add_generation_prompt: bool = True) -> np.ndarray:
         """The model's chat template over [{"role": …, "content": …}, …], as token ids. Unsupported: a template that is not
         known."""
         keep = [(str(m["role"]).encode(), str(m["content"]).encode()) for m in messages]
@@ -248,7 +252,7 @@ class LLM:
 
     # ---- requests ----
 
-    def generate(self, prompts, **options):
+    def generate(self, prompts: Any, **options: Any) -> Any:
         """Answers to one prompt or to a list of them, which run together: a Completion, or a list of them. With n > 1 each prompt
         has a list of n.
 
@@ -284,18 +288,18 @@ class LLM:
         done = [stream.result() for stream in choices]
         return done if len(done) > 1 else done[0]
 
-    def stream(self, prompt, **options):
+    def stream(self, prompt: Any, **options: Any) -> Stream:
         """A Stream of the answer's text as it comes. Options as generate(); n is 1."""
         if options.get("n", 1) != 1:
             raise InvalidArgument(f"a stream is of one answer, not of {options['n']}")
         return self._submit(self._request(prompt, options))[0]
 
-    def chat(self, messages, *, stream=False, **options):
+    def chat(self, messages: Iterable[Mapping[str, str]], *, stream: bool = False, **options: Any) -> Completion | Stream:
         """The assistant's next message: a Completion, or with stream=True a Stream. Options as generate()."""
         tokens = self.chat_tokens(messages)
         return self.stream(tokens, **options) if stream else self.generate(tokens, **options)
 
-    def conversation(self, system=None):
+    def conversation(self, system: str | None = None) -> Conversation:
         """A Conversation with this model."""
         return Conversation(self, system)
 
@@ -353,17 +357,17 @@ class LLM:
             return _as_dict(out, kind)
 
     @property
-    def info(self):
+    def info(self) -> dict[str, Any]:
         """Facts as a dict: n_ctx, block_size, pool_bytes, kv_bytes_per_token, attn_kernels, linear_kernels, deterministic …
         (engine.h)."""
         return self._ask("paged_engine_get_info", "paged_engine_info")
 
-    def stats(self):
+    def stats(self) -> dict[str, Any]:
         """Counters of requests and steps as a dict, and those of the cache under "cache"."""
         return {**self._ask("paged_engine_get_stats", "paged_engine_stats"),
                 "cache": self._ask("paged_engine_get_cache_stats", "paged_cache_stats")}
 
-    def check(self):
+    def check(self) -> None:
         """Walks every invariant of the cache; Corrupt names the first one that does not hold."""
         error = new_error()
         with self._service.calling() as service:
@@ -413,7 +417,7 @@ class Stream:
         self._has_logprobs = False
         self._result = None
 
-    def __iter__(self):
+    def __iter__(self) -> Stream:
         return self
 
     def __enter__(self):
@@ -422,7 +426,7 @@ class Stream:
     def __exit__(self, *_):
         self.close()
 
-    def __next__(self):
+    def __next__(self) -> str:
         with self._lock:
             while self._result is None:
                 piece = self._read()
@@ -459,11 +463,11 @@ class Stream:
         self._error = out.error
 
     @property
-    def finish(self):
+    def finish(self) -> str | None:
         """Why it ended; None: it has not."""
         return self._result.finish if self._result else None
 
-    def result(self):
+    def result(self) -> Completion:
         """The whole answer, when it has ended. An error of the engine is raised."""
         with self._lock:
             while self._result is None:
@@ -472,12 +476,12 @@ class Stream:
             check(self._error, None, "the request ended with an error")
         return self._result
 
-    def cancel(self):
+    def cancel(self) -> None:
         """Ends it at the next step; what has come can still be read. From any thread."""
         with self._service.calling() as service:
             lib.paged_service_cancel(service, self._id)
 
-    def close(self):
+    def close(self) -> None:
         """Cancels it and forgets the rest."""
         with self._lock:
             if self._result is None:
@@ -494,11 +498,11 @@ class Conversation:
     """Turns with a model. What was said stays in the engine's cache, so that a turn computes what is new only
     (`cached_tokens`)."""
 
-    def __init__(self, llm, system=None):
+    def __init__(self, llm: LLM, system: str | None = None) -> None:
         self.llm = llm
         self.messages = [{"role": "system", "content": system}] if system is not None else []
 
-    def say(self, text, **options):
+    def say(self, text: str, **options: Any) -> Completion:
         """The answer to the next message of the user, a Completion. Options as LLM.generate(). An error leaves the messages as
         they were."""
         asked = [*self.messages, {"role": "user", "content": text}]

@@ -6,14 +6,17 @@ slots, lengths) are copied, since the library reads memory by them. No call hold
 one thread at a time and makes others wait; a KV may be written from several, in different slots.
 """
 
+from __future__ import annotations
+
 import threading
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple
+from typing import Sequence as Sequence_
 
 import numpy as np
 
 from . import arrays
 from ._native import ffi, lib
-from .arrays import integers, parallel, pointer, rows_f32, shaped, type_name, writable
+from .arrays import ArrayLike, DType, integers, parallel, pointer, rows_f32, shaped, type_name, writable
 from .errors import InvalidArgument, check, new_error
 
 __all__ = ["Attention", "KV", "Shared", "Tables", "merge_states"]
@@ -50,7 +53,8 @@ class KV:
 
     __slots__ = ("_kv", "_keep", "type", "layout")
 
-    def __init__(self, k, v, layout="plain", k_scale=None, v_scale=None):
+    def __init__(self, k: ArrayLike, v: ArrayLike, layout: str = "plain", k_scale: ArrayLike | None = None,
+                 v_scale: ArrayLike | None = None) -> None:
         k, v = (writable(shaped(x, name, (None,) * 4, "[n_blocks, n_kv_heads, block_size, head_dim]"), name)
                 for name, x in (("k", k), ("v", v)))
         if k.shape[:3] != v.shape[:3] or k.dtype != v.dtype:
@@ -95,7 +99,8 @@ class KV:
         return self
 
     @classmethod
-    def empty(cls, n_blocks, n_kv_heads, block_size, head_dim_k, head_dim_v=None, dtype="f16", layout="packed"):
+    def empty(cls, n_blocks: int, n_kv_heads: int, block_size: int, head_dim_k: int, head_dim_v: int | None = None,
+              dtype: DType = "f16", layout: str = "packed") -> KV:
         """Memory of its own, zeros. The arguments are those of the shapes above."""
         name = type_name(dtype)
         element = arrays.TYPES[name][1]
@@ -135,14 +140,14 @@ class KV:
         strides = (kv.block_stride, head_stride, dim * element.itemsize, element.itemsize)
         return np.ndarray(shape, element, np.asarray(owner), 0, strides)
 
-    def check_slots(self, slots):
+    def check_slots(self, slots: ArrayLike) -> np.ndarray:
         """Slots as a checked array of int64; InvalidArgument names the first one outside of the cache."""
         slots = integers(slots, "slots", np.int64)
         error = new_error()
         check(lib.paged_kv_check_slots(self._kv, pointer("int64_t *", slots), len(slots), error), error)
         return slots
 
-    def write(self, k, v, slots, threads=1):
+    def write(self, k: ArrayLike, v: ArrayLike, slots: ArrayLike, threads: int = 1) -> int:
         """Writes keys and values into their slots and returns how many NaN were among them.
 
         k, v    [n_tokens, n_kv_heads, head_dim]; float32 is read where it lies, float16 and bfloat16 are converted
@@ -160,7 +165,7 @@ class KV:
             return lib.paged_kv_write(*args, 0, 1)
         return sum(parallel(threads, lambda ith, nth: lib.paged_kv_write(*args, ith, nth)))
 
-    def read(self, slots):
+    def read(self, slots: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values of slots, the inverse of write: (k [n, n_kv_heads, head_dim_k], v […]) float32."""
         slots = self.check_slots(slots)
         kv = self._kv
@@ -183,7 +188,7 @@ class KV:
 
         parallel(threads, call)
 
-    def export_dense(self, order="heads_first", threads=1):
+    def export_dense(self, order: str = "heads_first", threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """All blocks as dense arrays (k, v) of the cache's type: "heads_first" [n_blocks, n_kv_heads, block_size, head_dim] or
         "tokens_first" [n_blocks, block_size, n_kv_heads, head_dim]. Bytes are moved, never rounded. Unsupported for int8."""
         order = choice(order, ORDERS, "order")
@@ -192,7 +197,7 @@ class KV:
         self._convert(lib.paged_kv_export, order, k, v, threads)
         return k, v
 
-    def import_dense(self, k, v, order="heads_first", threads=1):
+    def import_dense(self, k: ArrayLike, v: ArrayLike, order: str = "heads_first", threads: int = 1) -> None:
         """The inverse: k and v have the shapes that export_dense gives, and the cache's type."""
         order = choice(order, ORDERS, "order")
         parts = []
@@ -203,7 +208,7 @@ class KV:
             parts.append(array)
         self._convert(lib.paged_kv_import, order, *parts, threads)
 
-    def gather(self, tables, seq=0, threads=1):
+    def gather(self, tables: Tables, seq: int = 0, threads: int = 1) -> KV:
         """Keys and values of one sequence of `tables` in one piece, as a KV of its own whose block i is block i of the sequence.
         In the plain layout `gathered.k` is dense in each head. This is attention's other way: copy first, then compute."""
         kv = self._kv
@@ -254,7 +259,8 @@ class Tables:
 
     __slots__ = ("blocks", "seqlens_k", "first_k", "tail_tiles", "_native")
 
-    def __init__(self, blocks, seqlens_k, first_k=None, tail_tiles=None):
+    def __init__(self, blocks: ArrayLike, seqlens_k: ArrayLike, first_k: ArrayLike | None = None,
+                 tail_tiles: ArrayLike | None = None) -> None:
         self.seqlens_k = integers(seqlens_k, "seqlens_k", np.int32)
         n_seqs = len(self.seqlens_k)
         ndim = arrays.view(blocks, "blocks").ndim
@@ -316,9 +322,10 @@ class Attention:
     Errors: InvalidArgument naming the field, NoMemory.
     """
 
-    def __init__(self, n_heads, n_kv_heads=None, head_dim=64, *, head_dim_v=None, block_size=16, dtype="f16", layout="packed",
-                 scale=None,
-                 causal=True, window=0, softcap=0.0, alibi=None, max_q=1, max_seqs=1, max_k=4096, max_shared_q=0, threads=1):
+    def __init__(self, n_heads: int, n_kv_heads: int | None = None, head_dim: int = 64, *, head_dim_v: int | None = None,
+                 block_size: int = 16, dtype: DType = "f16", layout: str = "packed", scale: float | None = None,
+                 causal: bool = True, window: int = 0, softcap: float = 0.0, alibi: ArrayLike | None = None, max_q: int = 1,
+                 max_seqs: int = 1, max_k: int = 4096, max_shared_q: int = 0, threads: int = 1) -> None:
         slopes = ffi.NULL
         if alibi is not None:
             alibi = np.ascontiguousarray(arrays.to_f32(shaped(alibi, "alibi", (n_heads,), "[n_heads]"), "alibi"))
@@ -345,11 +352,11 @@ class Attention:
         self.n_queries = 0
 
     @property
-    def kernels(self):
+    def kernels(self) -> str:
         """"avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon" or "ref"."""
         return ffi.string(lib.paged_attn_kernels(self._attn)).decode()
 
-    def plan(self, kv, tables, cu_seqlens_q=None, shared=()):
+    def plan(self, kv: KV, tables: Tables, cu_seqlens_q: ArrayLike | None = None, shared: Sequence_[Shared] = ()) -> None:
         """Checks a step against the cache and lays its work out.
 
         kv            KV of any layer of the group
@@ -375,7 +382,8 @@ class Attention:
             self._plan = (kv, tables, starts, together, batch)
             self.n_queries = int(starts[-1])
 
-    def run(self, q, out=None, *, kv=None, lse=None, sinks=None):
+    def run(self, q: ArrayLike, out: ArrayLike | None = None, *, kv: KV | None = None, lse: ArrayLike | None = None,
+            sinks: ArrayLike | None = None) -> Any:
         """Attention of one layer; returns `out`.
 
         q      [n_q, n_heads, head_dim] float32, read where it lies; float16 and bfloat16 are converted
@@ -442,7 +450,7 @@ class Attention:
                 raise InvalidArgument(f"{field} of kv is {getattr(kv, field)}, of the planned one {getattr(planned, field)}")
 
 
-def merge_states(out_a, lse_a, out_b, lse_b):
+def merge_states(out_a: ArrayLike, lse_a: ArrayLike, out_b: ArrayLike, lse_b: ArrayLike) -> None:
     """Attention over two disjoint sets of keys -> over both, in place of the first. out [n_q, n_heads, head_dim], lse [n_q,
     n_heads], all dense float32, lse as `run` writes it."""
     a = writable(shaped(out_a, "out_a", (None,) * 3, "[n_q, n_heads, head_dim]"), "out_a")
@@ -455,6 +463,6 @@ def merge_states(out_a, lse_a, out_b, lse_b):
                                 a.shape[0] * a.shape[1], a.shape[2])
 
 
-def kernels() -> Optional[str]:
+def kernels() -> str:
     """The kernels that attention over f16 gets on this machine."""
     return Attention(1, head_dim=64).kernels

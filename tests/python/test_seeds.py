@@ -54,7 +54,7 @@ def test_pages_are_counted(inference):
     assert op.used_blocks(table, cache, per_head=True) == 128
     assert op.used_blocks(table, cache) == 4096
     assert op.num_tokens(table, cache) == 8192
-    assert op.bytes(table, cache) == (32 * 256 * PAGE, 32 * 128 * PAGE)
+    assert op.usage_bytes(table, cache) == (32 * 256 * PAGE, 32 * 128 * PAGE)
     # What the document prints as "blocks" is a sum of ids.
     assert table.sum().item() == 32 * sum(range(128))
     for head in range(32):
