@@ -203,8 +203,8 @@ def test_contiguous_is_the_baseline():
 
 
 def test_128k_tokens_where_a_reservation_does_not_fit():
-    """A pool of 40 MiB holds one reservation for 128k tokens of one head (32 MiB), but a sequence of 128k tokens and three short ones
-    when it is paged; attention over them equals NumPy in double."""
+    """A pool of 40 MiB holds one reservation for 128k tokens of one head (32 MiB), but a sequence of 128k tokens and three short
+    ones when it is paged; attention over them equals NumPy in double."""
     n, rng = 128 * 1024, np.random.default_rng(1)
     reserved = paged.Cache(1, 1, 64, block_size=64, pool_bytes=40 << 20, enable_paged=False, max_seq_tokens=n)
     first, second = reserved.sequence(), reserved.sequence()
