@@ -152,7 +152,7 @@ class _Operator:
 
     def _attention(self, n_kv_heads, block_size, n_rows, n_seqs, n_keys):
         """An Attention that is large enough. Sizes are powers of two, so that a growing sequence seldom needs a new one."""
-        key = (n_kv_heads, block_size)
+        key = (n_kv_heads, block_size, self.causal)
         need = (n_rows, n_seqs, n_keys)
         found = self._attentions.get(key)
         if found is None or any(a < b for a, b in zip(found[0], need)):

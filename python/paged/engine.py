@@ -261,7 +261,7 @@ class LLM:
         presence_penalty, frequency_penalty, logit_bias ({token: bias}), logprobs (False; True, or how many of the best at each
         place), n (1), salt, priority, deadline_ms, control_text; see paged_request in engine.h.
 
-        Errors: TooLong, InvalidArgument, NoMemory, before anything has begun.
+        Errors: TooLong, InvalidArgument, NoMemory; what had begun is cancelled.
         """
         single = isinstance(prompts, (str, bytes)) or _is_tokens(prompts)
         prompts = [prompts] if single else list(prompts)
