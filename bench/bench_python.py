@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """The Python package: what a call costs, and the document's comparison of paged and contiguous attention.
 
-    ./x bench python [--json] [--quick] [--loaded] [--write-docs]
+    ./x bench python [--json] [--case FILTER] [--quick] [--loaded] [--write-docs]
 
-One thread, in rounds (bench/rounds.py); a round in which the thread did not have a core for itself does not count. --loaded: it counts
-all the same, and nothing is decided. --quick: fewer rounds, prompts up to 2048. Exit status 1: a requirement failed.
+One thread, in rounds (bench/rounds.py); a round in which the thread did not have a core for itself does not count. --loaded: it
+counts all the same, and nothing is decided. --quick: fewer rounds, prompts up to 2048. Exit status 1: a requirement failed.
 """
 
 import argparse
@@ -160,7 +160,8 @@ def first_call(bench):
 
 def beyond_a_contiguous_reservation(bench, n_tokens, budget_bytes):
     """Four sequences, one of them long, in a budget in which contiguous reservations for four such do not fit."""
-    shape = {"n_layers": 1, "n_kv_heads": HEADS, "head_dim": DIM, "block_size": PAGE_TOKENS, "pool_bytes": budget_bytes, "max_seqs": 4}
+    shape = {"n_layers": 1, "n_kv_heads": HEADS, "head_dim": DIM, "block_size": PAGE_TOKENS, "pool_bytes": budget_bytes,
+             "max_seqs": 4}
     reserved = paged.Cache(**shape, enable_paged=False, max_seq_tokens=n_tokens)
     fit = []
     try:
@@ -183,20 +184,27 @@ def beyond_a_contiguous_reservation(bench, n_tokens, budget_bytes):
     op.plan(kv, cache.tables(seqs))
     q, out = np.ones((4, HEADS, DIM), np.float32), np.empty((4, HEADS, DIM), np.float32)
     times = bench.rounds(f"{n_tokens} tokens", {"paged": lambda: op.run(q, out)})["paged"]
-    note = f"budget {budget_bytes / 2**30:g} GiB: {len(fit)} of 4 fit contiguously, 4 paged, in {cache.stats()['used_bytes'] / 2**30:.2f} GiB"
+    used = cache.stats()["used_bytes"] / 2**30
+    note = f"budget {budget_bytes / 2**30:g} GiB: {len(fit)} of 4 fit contiguously, 4 paged, in {used:.2f} GiB"
     yield bench.row(f"{n_tokens} tokens beside three of 1024", "a token of all four", "ms", [1e3 * t for t in times], note=note)
+
+
+# name: (rows of it, whether it is in a quick run)
+CASES = {
+    "calls": (overhead_of_calls, True),
+    **{f"{n} tokens": (lambda bench, n=n, theirs=theirs: paged_beside_contiguous(bench, n, theirs), n <= 2048)
+       for n, theirs in LENGTHS.items()},
+    "first call": (first_call, True),
+    "32k": (lambda bench: beyond_a_contiguous_reservation(bench, 32 * 1024, 2**29), True),
+    "128k": (lambda bench: beyond_a_contiguous_reservation(bench, 128 * 1024, 2**31), False),
+}
 
 
 def measure(options):
     bench = Bench(options)
-    yield from overhead_of_calls(bench)
-    for n_tokens, theirs in LENGTHS.items():
-        if n_tokens <= 2048 or not options.quick:
-            yield from paged_beside_contiguous(bench, n_tokens, theirs)
-    yield from first_call(bench)
-    yield from beyond_a_contiguous_reservation(bench, 32 * 1024, 2**29)
-    if not options.quick:
-        yield from beyond_a_contiguous_reservation(bench, 128 * 1024, 2**31)
+    for name, (rows, quick) in CASES.items():
+        if options.case in name and (quick or options.case or not options.quick):
+            yield from rows(bench)
 
 
 def number(value, unit):
@@ -213,18 +221,20 @@ def table(rows):
             value = f"{middle}{'' if each['unit'] in ('share', 'ratio') else ' ' + each['unit']} ({low} … {high})"
         must = f"≤ {each['must']} {each['unit']}" if each["must"] is not None else ""
         note = f" ({each['note']})" if each["note"] else ""
-        yield f"| {each['case']} | {each['metric']}{note} | {value} | {must} | {each['rounds']} | {each['verdict'] if must else ''} |"
+        verdict = each["verdict"] if must else ""
+        yield f"| {each['case']} | {each['metric']}{note} | {value} | {must} | {each['rounds']} | {verdict} |"
 
 
 def main():
     parser = argparse.ArgumentParser(prog="./x bench python", description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser.add_argument("--case", default="", metavar="FILTER", help=f"only cases with it in their name: {', '.join(CASES)}")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, prompts up to 2048")
     parser.add_argument("--loaded", action="store_true", help="count rounds beside other work; decides nothing")
     parser.add_argument("--write-docs", action="store_true", help="put the table into docs/python.md")
     options = parser.parse_args()
-    if options.loaded and options.write_docs:
-        parser.error("figures measured beside other work do not belong into docs/")
+    if options.write_docs and (options.loaded or options.case):
+        parser.error("what goes into docs/ is all of it, measured without other work")
     rows = []
     for each in measure(options):
         rows.append(each)

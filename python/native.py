@@ -25,8 +25,7 @@ def declarations(compiler, include_dir, headers):
             (pathlib.Path(folder) / name).touch()
         source = "".join(f'#include "paged/{name}"\n' for name in headers)
         command = [compiler, "-E", "-P", "-nostdinc", "-DPAGED_STATIC", f"-I{folder}", f"-I{include_dir}", "-xc", "-"]
-        text = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
-    return text
+        return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
 
 
 def constants(text):

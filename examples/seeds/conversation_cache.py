@@ -1,6 +1,6 @@
-# The document's "problem 3": the cache of a conversation of many turns. Its class is a sketch (`pass`); this is the same interface at
-# work. Changed: the import, and what the turns say. With a model (PAGED_MODEL names a GGUF file) tokens are the model's, and its answers
-# are computed; without one a token is a byte.
+# The document's "problem 3": the cache of a conversation of many turns. Its class is a sketch (`pass`); this is the same
+# interface at work. Changed: the import, and what the turns say. With a model (PAGED_MODEL names a GGUF file) tokens are the
+# model's, and its answers are computed; without one a token is a byte.
 import os
 
 import paged
@@ -18,7 +18,7 @@ for turn, blocks in cache.block_table.items():
 
 # old turns go, the last stay
 computed_again = cache.clear_old_turns(keep_last_n=1)
-print(f"{len(cache.turns)} turn of {cache.n_tokens} tokens in {len(cache.used_blocks)} blocks, {computed_again} tokens computed again")
+print(f"{len(cache.turns)} turn of {cache.n_tokens} tokens in {len(cache.used_blocks)} blocks; {computed_again} computed again")
 
 if llm:
     answer = cache.reply("Say it in five words.", max_tokens=16)

@@ -1,6 +1,6 @@
-# The document's standard attention, with its lost `=` and `_` put back: a cache that is reserved for the longest sequence. Changed:
-# the import. What it says in its comments is not right: the cache has head_dim elements for each of these, so that at head_dim 64 it
-# is 64 MiB a layer.
+# The document's standard attention, with its lost `=` and `_` put back: a cache that is reserved for the longest sequence.
+# Changed: the import. What it says in its comments is not right: the cache has head_dim elements for each of these, so that at
+# head_dim 64 it is 64 MiB a layer.
 import paged.seeds as torch
 from paged.seeds import nn
 

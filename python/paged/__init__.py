@@ -25,5 +25,5 @@ else:
     __all__ = []
 
 __version__ = _ffi.string(_lib.paged_version()).decode()
-__all__ += [*_errors, "Attention", "BlockTable", "Cache", "ConversationCache", "Group", "KV", "Match", "PagedAttention", "Sequence",
-            "Shared", "StandardAttention", "Tables", "Turn", "kernels", "memory_bytes", "merge_states", "seeds"]
+__all__ += [*_errors, "Attention", "BlockTable", "Cache", "ConversationCache", "Group", "KV", "Match", "PagedAttention",
+            "Sequence", "Shared", "StandardAttention", "Tables", "Turn", "kernels", "memory_bytes", "merge_states", "seeds"]

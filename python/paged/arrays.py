@@ -5,11 +5,14 @@ bf16 has no type in NumPy. It is taken as torch's, jax's or ml_dtypes' bfloat16,
 asked for is held to be its bits. What comes out as bf16 is ml_dtypes' where that package is there, else uint16.
 """
 
+from __future__ import annotations
+
 import concurrent.futures
 import ctypes
 import os
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +24,9 @@ try:
 except ImportError:
     _bfloat16 = np.uint16
 BF16 = np.dtype(_bfloat16)
+
+ArrayLike = Any  # an array, a tensor, a buffer, or a list of numbers
+DType = Any  # "float16", "f16", numpy.float16, torch.float16 …
 
 # name of a type: (paged_type, NumPy's type of an element)
 TYPES = {
@@ -36,10 +42,7 @@ _WORDS = {"f16": "f16", "float16": "f16", "half": "f16", "f32": "f32", "float32"
 
 def type_name(dtype):
     """"f16", "f32", "bf16" or "i8" of such a word, of a NumPy type, or of torch's (torch.float16)."""
-    if isinstance(dtype, type) or isinstance(dtype, np.dtype):
-        word = np.dtype(dtype).name
-    else:
-        word = str(dtype).rpartition(".")[2]
+    word = np.dtype(dtype).name if isinstance(dtype, (type, np.dtype)) else str(dtype).rpartition(".")[2]
     if word not in _WORDS:
         raise InvalidArgument(f"type {dtype!r} is none of float16, float32, bfloat16, int8")
     return _WORDS[word]
@@ -51,8 +54,8 @@ def type_name(dtype):
 class _Tensor(ctypes.Structure):
     """DLTensor. Shape and strides are in elements; no strides: dense."""
 
-    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
-                ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
                 ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
                 ("byte_offset", ctypes.c_uint64)]
 
@@ -66,8 +69,8 @@ class _Managed(ctypes.Structure):
 class _Versioned(ctypes.Structure):
     """DLManagedTensorVersioned, from DLPack 1.0 on."""
 
-    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
-                ("flags", ctypes.c_uint64), ("tensor", _Tensor)]
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p),
+                ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", _Tensor)]
 
 
 _CPU = (1, 3, 13)  # kDLCPU, kDLCUDAHost, kDLCUDAManaged: all can be read here
@@ -82,7 +85,8 @@ _is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.
 
 
 class _Holder:
-    """What NumPy keeps as the base of the view. The capsule keeps its name, so that its own destructor frees the tensor with it."""
+    """What NumPy keeps as the base of the view. The capsule keeps its name, so that its own destructor frees the tensor with
+    it."""
 
     def __init__(self, capsule, interface):
         self.capsule = capsule

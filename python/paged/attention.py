@@ -1,24 +1,28 @@
-"""The interface of the documents: `PagedAttention` over a key-value cache that the caller owns, with a block table for each batch entry and
-head, and `StandardAttention` over a contiguous one, the baseline to compare with.
+"""The interface of the documents: `PagedAttention` over a key-value cache that the caller owns, with a block table for each batch
+entry and head, and `StandardAttention` over a contiguous one, the baseline to compare with.
 
     cache   page `id` of a batch entry and head begins at byte id * page_size of its part; its first half holds keys, its second
             values, [tokens, head_dim] each: 64 tokens in 16 KB at head_dim 64 in f16
-    table   int32 (batch, kv_heads, max_blocks), filled here, in place: ids 0 … max_blocks - 1, local to batch entry and head; what is
-            not used stays 0
+    table   int32 (batch, kv_heads, max_blocks), filled here, in place: ids 0 … max_blocks - 1, local to batch entry and head;
+            what is not used stays 0
 
-Since 0 is an id like any other, a table does not say how much of it is used; that is *state*, kept for each (block_table, kv_cache). More
-than one query begins anew, one query appends; append=True and reset() say it openly. Queries sit at the end of the keys (causal,
-bottom-right). Whatever their sample code would have overwritten is an error, with the numbers, and nothing has changed then.
+Since 0 is an id like any other, a table does not say how much of it is used; that is *state*, kept for each (block_table,
+kv_cache). More than one query begins anew, one query appends; append=True and reset() say it openly. Queries sit at the end of
+the keys (causal, bottom-right). Whatever their sample code would have overwritten is an error, with the numbers, and nothing has
+changed then.
 """
+
+from __future__ import annotations
 
 import threading
 import weakref
+from typing import Any
 
 import numpy as np
 
 from . import arrays
 from ._native import ffi, lib
-from .arrays import integers, pointer, shaped, type_name, view, writable
+from .arrays import ArrayLike, DType, integers, pointer, shaped, type_name, view, writable
 from .errors import InvalidArgument, NoBlocks, TooLong
 from .ops import KV, Attention, Tables
 
@@ -34,23 +38,23 @@ class BlockTable:
 
     __slots__ = ("block_ids", "page_size")
 
-    def __init__(self, block_ids, page_size=PAGE_SIZE):
+    def __init__(self, block_ids: ArrayLike, page_size: int = PAGE_SIZE) -> None:
         self.block_ids = integers(block_ids, "block_ids", np.int32)
         if self.block_ids.size and self.block_ids.min() < 0:
             raise InvalidArgument(f"block {self.block_ids.min()} is negative")
         self.page_size = int(page_size)
 
     @property
-    def num_blocks(self):
+    def num_blocks(self) -> int:
         """How many pages there are (not the sum of their ids)."""
         return len(self.block_ids)
 
     @property
-    def block_offsets(self):
+    def block_offsets(self) -> np.ndarray:
         """[num_blocks] int64, bytes: block id times page size."""
         return self.block_ids.astype(np.int64) * self.page_size
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.num_blocks
 
     def __repr__(self):
@@ -117,8 +121,8 @@ class _Operator:
     def _watch(self, owner, key):
         states = self._states
         try:
-            # Another array may get the same address later, and must not find this one's state. The callback runs in any thread, so
-            # it does what one bytecode does.
+            # Another array may get the same address later, and must not find this one's state. The callback runs in any thread,
+            # so it does what one bytecode does.
             return weakref.ref(owner, lambda _, pop=states.pop: pop(key, None))
         except TypeError:
             return owner
@@ -133,8 +137,8 @@ class _Operator:
             arrays.floating(x, name)
         batch, heads, n_new, dim = q.shape
         if k.shape != v.shape or k.shape[0] != batch or k.shape[2:] != (n_new, dim) or heads % k.shape[1]:
-            raise InvalidArgument(f"query is {q.shape}, key {k.shape}, value {v.shape}; key and value have the query's batch, tokens and "
-                                  "head_dim, and a number of heads that divides its heads")
+            raise InvalidArgument(f"query is {q.shape}, key {k.shape}, value {v.shape}; key and value have the query's batch, "
+                                  "tokens and head_dim, and a number of heads that divides its heads")
         for name, have in (("num_heads", heads), ("head_dim", dim)):
             if getattr(self, name) not in (None, have):
                 raise InvalidArgument(f"the query has {name} {have}, this operator {getattr(self, name)}")
@@ -148,7 +152,7 @@ class _Operator:
 
     def _attention(self, n_kv_heads, block_size, n_rows, n_seqs, n_keys):
         """An Attention that is large enough. Sizes are powers of two, so that a growing sequence seldom needs a new one."""
-        key = (n_kv_heads, block_size)
+        key = (n_kv_heads, block_size, self.causal)
         need = (n_rows, n_seqs, n_keys)
         found = self._attentions.get(key)
         if found is None or any(a < b for a, b in zip(found[0], need)):
@@ -160,7 +164,8 @@ class _Operator:
         return found[1]
 
     def _compute(self, q, kv, blocks, n_past):
-        """Attention of all queries (batch, heads, tokens, head_dim) over keys that are written, some rows of each entry at a time."""
+        """Attention of all queries (batch, heads, tokens, head_dim) over keys that are written, some rows of each entry at a
+        time."""
         batch, heads, n_new, dim = q.shape
         step = min(n_new, max(1, ROWS // batch))
         attention = self._attention(kv.n_kv_heads, kv.block_size, step * batch, batch, n_past + n_new)
@@ -168,7 +173,8 @@ class _Operator:
         for begin in range(0, n_new, step):
             end = min(begin + step, n_new)
             n_keys = n_past + (end if self.causal else n_new)
-            attention.plan(kv, Tables(blocks, np.full(batch, n_keys, np.int32)), np.arange(batch + 1, dtype=np.int32) * (end - begin))
+            attention.plan(kv, Tables(blocks, np.full(batch, n_keys, np.int32)),
+                           np.arange(batch + 1, dtype=np.int32) * (end - begin))
             rows = np.empty((batch, end - begin, heads, dim), np.float32)
             arrays.to_f32(q[:, :, begin:end].transpose(0, 2, 1, 3), "query", rows)
             result = attention.run(rows.reshape(-1, heads, dim))
@@ -181,7 +187,7 @@ class _Operator:
         for b in range(k.shape[0]):
             kv.write(k[b].reshape(-1, 1, k.shape[3]), v[b].reshape(-1, 1, v.shape[3]), slots[b].reshape(-1), threads)
 
-    def warmup(self, batch=1, n_kv_heads=None, n_keys=4096):
+    def warmup(self, batch: int = 1, n_kv_heads: int | None = None, n_keys: int = 4096) -> None:
         """Takes now what the first call would take: attention objects and threads. num_heads and head_dim must be known."""
         if None in (self.num_heads, self.head_dim):
             raise InvalidArgument("num_heads and head_dim are not known before the first call; give them")
@@ -202,15 +208,16 @@ class PagedAttention(_Operator):
 
         output = paged_attn(query, key, value, block_table, kv_cache, max_new_tokens)
 
-    query (batch, heads, tokens, head_dim), key and value (batch, kv_heads, tokens, head_dim), heads a multiple of kv_heads, of any
-    floating type; block_table int32 (batch, kv_heads, max_blocks), kv_cache of kv_cache_dtype (batch, kv_heads, max_blocks * page_size
-    bytes), both written in place. The output has the query's shape and type.
+    query (batch, heads, tokens, head_dim), key and value (batch, kv_heads, tokens, head_dim), heads a multiple of kv_heads, of
+    any floating type; block_table int32 (batch, kv_heads, max_blocks), kv_cache of kv_cache_dtype (batch, kv_heads, max_blocks *
+    page_size bytes), both written in place. The output has the query's shape and type.
 
     Errors: InvalidArgument; NoBlocks with the pages needed and allowed. Nothing has changed then.
     """
 
-    def __init__(self, num_heads=None, head_dim=None, max_blocks_per_head=256, page_size=PAGE_SIZE, kv_cache_dtype="float16", *,
-                 causal=True, gather=False, threads=None):
+    def __init__(self, num_heads: int | None = None, head_dim: int | None = None, max_blocks_per_head: int = 256,
+                 page_size: int = PAGE_SIZE, kv_cache_dtype: DType = "float16", *, causal: bool = True, gather: bool = False,
+                 threads: int | None = None) -> None:
         super().__init__(num_heads, head_dim, kv_cache_dtype, causal, threads)
         self.max_blocks_per_head = self._positive(max_blocks_per_head, "max_blocks_per_head")
         self.page_size = self._positive(page_size, "page_size")
@@ -220,18 +227,19 @@ class PagedAttention(_Operator):
         if self.head_dim is not None:
             self.block_size(self.head_dim)
 
-    def block_size(self, head_dim=None):
+    def block_size(self, head_dim: int | None = None) -> int:
         """Tokens of a page."""
         dim = self.head_dim if head_dim is None else head_dim
         if dim is None:
             raise InvalidArgument("head_dim is not known before the first call")
         n = self.page_size // (2 * self._item * dim)
         if not 1 <= n <= BLOCK_SIZE_MAX:
-            raise InvalidArgument(f"a page of {self.page_size} bytes holds {n} tokens of head_dim {dim} in {self.kv_cache_dtype}, "
-                                  f"not 1 … {BLOCK_SIZE_MAX}")
+            raise InvalidArgument(f"a page of {self.page_size} bytes holds {n} tokens of head_dim {dim} in "
+                                  f"{self.kv_cache_dtype}, not 1 … {BLOCK_SIZE_MAX}")
         return n
 
-    def __call__(self, query, key, value, block_table, kv_cache, max_new_tokens=None, *, append=None):
+    def __call__(self, query: ArrayLike, key: ArrayLike, value: ArrayLike, block_table: ArrayLike, kv_cache: ArrayLike,
+                 max_new_tokens: int | None = None, *, append: bool | None = None) -> Any:
         with self._lock:
             q, k, v = self._inputs(query, key, value, max_new_tokens)
             block_size = self.block_size(q.shape[3])
@@ -275,7 +283,8 @@ class PagedAttention(_Operator):
         if n_blocks >= 2**31:
             raise InvalidArgument(f"{n_blocks} pages, more than 2^31 - 1")
         native = ffi.new("paged_kv *", {
-            "k": pointer("uint8_t *", cache), "v": pointer("uint8_t *", cache) + self.page_size // 2, "block_stride": self.page_size,
+            "k": pointer("uint8_t *", cache), "v": pointer("uint8_t *", cache) + self.page_size // 2,
+            "block_stride": self.page_size,
             "n_blocks": n_blocks, "block_size": block_size, "n_kv_heads": 1, "head_dim_k": dim, "head_dim_v": dim,
             "type": arrays.TYPES[self.kv_cache_dtype][0], "layout": lib.PAGED_LAYOUT_PLAIN})
         return KV.of(native, cache)
@@ -285,8 +294,8 @@ class PagedAttention(_Operator):
         n_used, n = -(-n_past // block_size), -(-n_tokens // block_size)
         allowed = min(self.max_blocks_per_head, table.shape[2])
         if n > allowed:
-            raise NoBlocks(f"{n_tokens} tokens need {n} pages of {block_size} tokens a head, {allowed} are allowed (max_blocks_per_head "
-                           f"{self.max_blocks_per_head}, block_table {table.shape[2]})")
+            raise NoBlocks(f"{n_tokens} tokens need {n} pages of {block_size} tokens a head, {allowed} are allowed "
+                           f"(max_blocks_per_head {self.max_blocks_per_head}, block_table {table.shape[2]})")
         ids = np.empty((*table.shape[:2], n), np.int32)
         ids[:, :, :n_used] = table[:, :, :n_used]
         self._check_ids(ids[:, :, :n_used], table.shape[2])
@@ -331,42 +340,43 @@ class PagedAttention(_Operator):
     def _warmup(self, batch, n_kv_heads, n_keys):
         block_size = self.block_size()
         n_tokens = min(n_keys, block_size)
-        zeros = [np.zeros((batch, heads, n_tokens, self.head_dim), np.float32) for heads in (self.num_heads, n_kv_heads, n_kv_heads)]
+        zeros = [np.zeros((batch, heads, n_tokens, self.head_dim), np.float32)
+                 for heads in (self.num_heads, n_kv_heads, n_kv_heads)]
         self._attention(n_kv_heads, block_size, min(ROWS, n_keys * batch), batch, n_keys)
         table = np.zeros((batch, n_kv_heads, 1), np.int32)
         cache = np.zeros((batch, n_kv_heads, self.page_size // self._item), arrays.TYPES[self.kv_cache_dtype][1])
         self(*zeros, table, cache)
 
-    def reset(self, block_table, kv_cache):
+    def reset(self, block_table: ArrayLike, kv_cache: ArrayLike) -> None:
         """Forgets what is in the cache and clears the table."""
         with self._lock:
             writable(view(block_table, "block_table"), "block_table")[...] = 0
             self._state(False, block_table, kv_cache).n_tokens = 0
 
-    def num_tokens(self, block_table, kv_cache):
+    def num_tokens(self, block_table: ArrayLike, kv_cache: ArrayLike) -> int:
         """Tokens that each batch entry has in the cache."""
         with self._lock:
             return self._state(False, block_table, kv_cache).n_tokens
 
-    def used_blocks(self, block_table, kv_cache, per_head=False):
+    def used_blocks(self, block_table: ArrayLike, kv_cache: ArrayLike, per_head: bool = False) -> int:
         """Pages in use: of one head, or of all heads of all batch entries. (The sum of a table is a sum of ids.)"""
         n = self.num_tokens(block_table, kv_cache)
         each = -(-n // self.block_size()) if n else 0
         return each if per_head else each * int(np.prod(view(block_table, "block_table").shape[:2]))
 
-    def bytes(self, block_table, kv_cache):
+    def usage_bytes(self, block_table: ArrayLike, kv_cache: ArrayLike) -> tuple[int, int]:
         """(bytes reserved, bytes of pages in use) of the cache."""
         cache = view(kv_cache, "kv_cache")
         return cache.nbytes, self.used_blocks(block_table, kv_cache) * self.page_size
 
-    def table_of(self, block_table, kv_cache, batch=0, head=0):
+    def table_of(self, block_table: ArrayLike, kv_cache: ArrayLike, batch: int = 0, head: int = 0) -> BlockTable:
         """BlockTable of one batch entry and head."""
         n = self.used_blocks(block_table, kv_cache, per_head=True)
         return BlockTable(view(block_table, "block_table")[batch, head, :n], self.page_size)
 
-    def resize(self, block_table, kv_cache, max_blocks):
-        """(block_table, kv_cache) with max_blocks pages a head and the same tokens, new arrays. max_blocks_per_head becomes max_blocks.
-        NoBlocks: more pages than that are in use."""
+    def resize(self, block_table: ArrayLike, kv_cache: ArrayLike, max_blocks: int) -> tuple[Any, Any]:
+        """(block_table, kv_cache) with max_blocks pages a head and the same tokens, new arrays. max_blocks_per_head becomes
+        max_blocks. NoBlocks: more pages than that are in use."""
         with self._lock:
             max_blocks = self._positive(max_blocks, "max_blocks")
             n_tokens = self.num_tokens(block_table, kv_cache)
@@ -398,20 +408,22 @@ class StandardAttention(_Operator):
     Shapes, types, state and bits are those of PagedAttention. Errors: InvalidArgument; TooLong with both numbers.
     """
 
-    def __init__(self, num_heads=None, head_dim=None, max_seq_len=8192, kv_cache_dtype="float16", *, causal=True, threads=None):
+    def __init__(self, num_heads: int | None = None, head_dim: int | None = None, max_seq_len: int = 8192,
+                 kv_cache_dtype: DType = "float16", *, causal: bool = True, threads: int | None = None) -> None:
         super().__init__(num_heads, head_dim, kv_cache_dtype, causal, threads)
         self.max_seq_len = self._positive(max_seq_len, "max_seq_len")
         # Blocks of a contiguous array in their order; results do not depend on their size.
         self._block_size = int(np.gcd(self.max_seq_len, 64))
 
-    def new_cache(self, batch=1, n_kv_heads=None):
+    def new_cache(self, batch: int = 1, n_kv_heads: int | None = None) -> np.ndarray:
         """A cache of zeros."""
         heads = self.num_heads if n_kv_heads is None else n_kv_heads
         if None in (heads, self.head_dim):
             raise InvalidArgument("num_heads and head_dim are not known before the first call; give them")
         return np.zeros((batch, 2, heads, self.max_seq_len, self.head_dim), arrays.TYPES[self.kv_cache_dtype][1])
 
-    def __call__(self, query, key, value, kv_cache, max_new_tokens=None, *, append=None):
+    def __call__(self, query: ArrayLike, key: ArrayLike, value: ArrayLike, kv_cache: ArrayLike, max_new_tokens: int | None = None,
+                 *, append: bool | None = None) -> Any:
         with self._lock:
             q, k, v = self._inputs(query, key, value, max_new_tokens)
             batch, n_kv_heads, n_new, dim = k.shape
@@ -424,19 +436,19 @@ class StandardAttention(_Operator):
             if n_past + n_new > self.max_seq_len:
                 raise TooLong(f"{n_past + n_new} tokens, the cache is reserved for {self.max_seq_len}")
             self._take_shape(q)
-            n_blocks = self.max_seq_len // self._block_size
-            slots = np.arange(n_past, n_past + n_new, dtype=np.int64)
+            order = np.arange(self.max_seq_len // self._block_size, dtype=np.int32)[None]
+            # All heads in one row, as the writer wants them.
+            slots = np.arange(n_kv_heads)[None, :, None] * self.max_seq_len + np.arange(n_past, n_past + n_new)
             out = np.empty(q.shape, q.dtype)
             for b in range(batch):
-                kv = self._layer(cache[b], n_blocks)
-                kv.write(k[b].swapaxes(0, 1), v[b].swapaxes(0, 1), slots)
-                out[b:b + 1] = self._compute(q[b:b + 1], kv, np.arange(n_blocks, dtype=np.int32)[None], n_past)
+                self._write(self._layer(cache[b].reshape(2, 1, -1, dim)), k[b:b + 1], v[b:b + 1], slots)
+                out[b:b + 1] = self._compute(q[b:b + 1], self._layer(cache[b]), order, n_past)
             self._state(True, kv_cache).n_tokens = n_past + n_new
             return arrays.like(out, query)
 
-    def _layer(self, cache, n_blocks):
-        """One batch entry (2, kv_heads, max_seq_len, head_dim) as blocks in their order."""
-        k, v = cache.reshape(2, cache.shape[1], n_blocks, self._block_size, cache.shape[3]).swapaxes(1, 2)
+    def _layer(self, cache):
+        """(2, heads, tokens, head_dim) as blocks in their order."""
+        k, v = cache.reshape(*cache.shape[:2], -1, self._block_size, cache.shape[3]).swapaxes(1, 2)
         return KV(k, v)
 
     def _warmup(self, batch, n_kv_heads, n_keys):
@@ -444,12 +456,12 @@ class StandardAttention(_Operator):
         zeros = [np.zeros((1, heads, 1, self.head_dim), np.float32) for heads in (self.num_heads, n_kv_heads, n_kv_heads)]
         self(*zeros, self.new_cache(1, n_kv_heads), append=False)
 
-    def reset(self, kv_cache):
+    def reset(self, kv_cache: ArrayLike) -> None:
         """Forgets what is in the cache."""
         with self._lock:
             self._state(False, kv_cache).n_tokens = 0
 
-    def num_tokens(self, kv_cache):
+    def num_tokens(self, kv_cache: ArrayLike) -> int:
         """Tokens that each batch entry has in the cache."""
         with self._lock:
             return self._state(False, kv_cache).n_tokens

@@ -1,4 +1,5 @@
-"""The cache: who owns which block. `Cache` is a pool of blocks, `Sequence` a row of tokens in it; include/paged/mem.h has the contract.
+"""The cache: who owns which block. `Cache` is a pool of blocks, `Sequence` a row of tokens in it; include/paged/mem.h has the
+contract.
 
     cache = Cache(n_layers=2, n_kv_heads=4, head_dim=64, max_blocks=256)
     seq = cache.sequence()
@@ -8,27 +9,30 @@
     attention.plan(cache.kv(), cache.tables([seq]), [0, n])
     seq.commit(tokens[matched.n_matched:])           # now they count
 
-Any thread may call; a cache lets one in at a time. A sequence that is dropped without close() gives its blocks back with the next call on
-its cache: a finalizer runs at any moment, in any thread, so all it does is leave a note.
+Any thread may call; a cache lets one in at a time. A sequence that is dropped without close() gives its blocks back with the next
+call on its cache: a finalizer runs at any moment, in any thread, so all it does is leave a note.
 """
+
+from __future__ import annotations
 
 import collections
 import os
 import pathlib
 import threading
-from typing import Mapping, NamedTuple, Optional
+from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Union
 
 import numpy as np
 
 from . import arrays
 from ._native import ffi, lib
-from .arrays import integers, pointer, type_name
+from .arrays import ArrayLike, DType, integers, pointer, type_name
 from .errors import InvalidArgument, NoBlocks, Stale, TooLong, check, new_error
 from .ops import KV, LAYOUTS, Tables, choice, int32
 
 __all__ = ["Cache", "Group", "Match", "Sequence", "memory_bytes"]
 
 BLOCK_SIZE = 16
+Namespace = Optional[Dict[Union[str, int], Union[str, bytes]]]  # see _Namespace
 
 
 class Group(NamedTuple):
@@ -48,21 +52,21 @@ class Group(NamedTuple):
                 "type": arrays.TYPES[type_name(self.dtype)][0], "layout": choice(self.layout, LAYOUTS, "layout"),
                 "window": int32(self.window, "window")}
 
-    def block_bytes(self, block_size=BLOCK_SIZE):
+    def block_bytes(self, block_size: int = BLOCK_SIZE) -> int:
         """Bytes of one block of block_size tokens."""
         return lib.paged_block_bytes(ffi.new("paged_group_config *", self.fields()), int32(block_size, "block_size"))
 
 
 class Match(NamedTuple):
-    """What of the tokens was cached: n_matched are committed now, n_copied of them lie in a block copied for this sequence, `why` it ended
-    there ("none": all but the last were reused)."""
+    """What of the tokens was cached: n_matched are committed now, n_copied of them lie in a block copied for this sequence, `why`
+    it ended there ("none": all but the last were reused)."""
 
     n_matched: int
     n_copied: int
     why: str
 
 
-def memory_bytes():
+def memory_bytes() -> int:
     """Memory that this process may use: the machine's, or its control group's if that is less."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
@@ -81,8 +85,8 @@ def read_config(config, allowed=("block_size", "max_blocks", "enable_paged")):
 
 
 class _Pool:
-    """The native cache with its memory. The arena is made usable as a whole, so that reading a block that nobody has taken finds zeros
-    and not the end of the process; memory is still only taken where something is written."""
+    """The native cache with its memory. The arena is made usable as a whole, so that reading a block that nobody has taken finds
+    zeros and not the end of the process; memory is still only taken where something is written."""
 
     def __init__(self, config, pool_bytes):
         error = new_error()
@@ -121,9 +125,12 @@ class Cache:
     Errors: InvalidArgument naming the field, NoMemory, NoBlocks.
     """
 
-    def __init__(self, n_layers=None, n_kv_heads=None, head_dim=None, *, head_dim_v=None, dtype="f16", layout="packed", window=0,
-                 groups=None, block_size=None, max_blocks=None, enable_paged=True, cache_config=None, pool_bytes=None, max_seqs=64,
-                 max_seq_tokens=0, budget_bytes=None, packed_tails=False, trim_after=0, poison=False):
+    def __init__(self, n_layers: int | None = None, n_kv_heads: int | None = None, head_dim: int | None = None, *,
+                 head_dim_v: int | None = None, dtype: DType = "f16", layout: str = "packed", window: int = 0,
+                 groups: Iterable[Group] | None = None, block_size: int | None = None, max_blocks: int | None = None,
+                 enable_paged: bool = True, cache_config: Mapping[str, Any] | None = None, pool_bytes: int | None = None,
+                 max_seqs: int = 64, max_seq_tokens: int = 0, budget_bytes: int | None = None, packed_tails: bool = False,
+                 trim_after: int = 0, poison: bool = False) -> None:
         if cache_config is not None:
             read = read_config(cache_config)
             block_size, max_blocks = read.get("block_size", block_size), read.get("max_blocks", max_blocks)
@@ -137,8 +144,8 @@ class Cache:
         pool_bytes = self._pool_bytes(block_size, max_blocks, pool_bytes, budget_bytes)
         native = ffi.new("paged_group_config[]", [group.fields() for group in self.groups])
         config = ffi.new("paged_cache_config *", {
-            "struct_size": ffi.sizeof("paged_cache_config"), "groups": native, "n_groups": len(self.groups), "block_size": block_size,
-            "pool_bytes": pool_bytes, "max_seqs": int32(max_seqs, "max_seqs"),
+            "struct_size": ffi.sizeof("paged_cache_config"), "groups": native, "n_groups": len(self.groups),
+            "block_size": block_size, "pool_bytes": pool_bytes, "max_seqs": int32(max_seqs, "max_seqs"),
             "max_seq_tokens": int32(max_seq_tokens, "max_seq_tokens"), "poison": poison, "trim_after": trim_after,
             "contiguous": not enable_paged, "packed_tails": packed_tails})
         self.block_size = block_size
@@ -167,7 +174,7 @@ class Cache:
                 lib.paged_seq_free(pool.cache, pool.left.popleft())
             return function(pool.cache, *args)
 
-    def sequence(self):
+    def sequence(self) -> Sequence:
         """A new, empty Sequence. NoSequences: `max_seqs` are in use."""
         out = ffi.new("paged_seq *")
         status = self.call(lib.paged_seq_create, out)
@@ -175,16 +182,16 @@ class Cache:
             check(status, None, f"{self.stats()['max_seqs']} of {self.stats()['max_seqs']}")
         return Sequence(self, out[0])
 
-    def kv(self, layer=0, group=0):
+    def kv(self, layer: int = 0, group: int = 0) -> KV:
         """KV of one layer, counted inside its group."""
         out = ffi.new("paged_kv *")
         status = self.call(lib.paged_cache_kv, int32(group, "group"), int32(layer, "layer"), out)
         check(status, None, f"layer {layer} of group {group}")
         return KV.of(out, self._pool)
 
-    def tables(self, sequences, group=0, n_reserved=None):
-        """Tables of these sequences for Attention.plan. seqlens_k of each is its committed tokens and those that it has reserved, or
-        n_reserved of them."""
+    def tables(self, sequences: Iterable[Sequence], group: int = 0, n_reserved: int | None = None) -> Tables:
+        """Tables of these sequences for Attention.plan. seqlens_k of each is its committed tokens and those that it has reserved,
+        or n_reserved of them."""
         out = ffi.new("paged_tables *")
 
         def read(cache):
@@ -194,8 +201,8 @@ class Cache:
             if -1 in rows:
                 raise Stale(f"sequence {rows.index(-1)} is closed")
             max_seqs = _stats(cache).max_seqs
-            lengths = [lib.paged_seq_len(cache, handle) + (lib.paged_seq_reserved(cache, handle) if n_reserved is None else n_reserved)
-                       for handle in handles]
+            reserved = [lib.paged_seq_reserved(cache, handle) if n_reserved is None else n_reserved for handle in handles]
+            lengths = [lib.paged_seq_len(cache, handle) + n for handle, n in zip(handles, reserved)]
             firsts = [lib.paged_seq_first_k(cache, handle, group) for handle in handles]
             blocks = _borrowed(out.blocks, (max_seqs, out.max_blocks), (out.seq_stride, 1))[rows]
             tails = None
@@ -206,8 +213,9 @@ class Cache:
 
         return Tables(*self.call(read))
 
-    def stats(self):
-        """Counters as a dict: n_blocks, n_free, n_used, n_cached, n_tokens, used_bytes, backed_bytes, n_copies, n_evicted … (mem.h)."""
+    def stats(self) -> dict[str, Any]:
+        """Counters as a dict: n_blocks, n_free, n_used, n_cached, n_tokens, used_bytes, backed_bytes, n_copies, n_evicted …
+        (mem.h)."""
         native = self.call(_stats)
         values = {}
         for name, field in ffi.typeof("paged_cache_stats").fields:
@@ -216,42 +224,43 @@ class Cache:
         values["n_misses"] = {_miss(i): n for i, n in enumerate(values["n_misses"])}
         return values
 
-    def check(self):
+    def check(self) -> None:
         """Walks every invariant; Corrupt names the first one that does not hold."""
         error = new_error()
         check(self.call(lib.paged_cache_check, error), error)
 
-    def block_refs(self, block, group=0):
+    def block_refs(self, block: int, group: int = 0) -> int:
         """References to a block; 0: free or cached, -1: no such block."""
         return self.call(lib.paged_block_refs, int32(group, "group"), int32(block, "block"))
 
-    def keep(self, tokens, namespace=None, priority=0, until=0):
-        """Keeps what is cached of these tokens and returns how many that are: priority 0 … 255, pinned until the clock says `until`."""
+    def keep(self, tokens: ArrayLike, namespace: Namespace = None, priority: int = 0, until: int = 0) -> int:
+        """Keeps what is cached of these tokens and returns how many that are: priority 0 … 255, pinned until the clock says
+        `until`."""
         tokens = integers(tokens, "tokens", np.int32)
         n_kept, space = ffi.new("int32_t *"), _Namespace(namespace)
-        check(self.call(lib.paged_prefix_keep, space.native, pointer("int32_t *", tokens), len(tokens), int32(priority, "priority"), until,
-                        n_kept), None, "keep")
+        check(self.call(lib.paged_prefix_keep, space.native, pointer("int32_t *", tokens), len(tokens),
+                        int32(priority, "priority"), until, n_kept), None, "keep")
         return n_kept[0]
 
-    def set_clock(self, now):
+    def set_clock(self, now: int) -> None:
         """Tells the time, in your unit; pins that end by then are released, idle memory goes back (`trim_after`)."""
         self.call(lib.paged_cache_set_clock, now)
 
-    def clear(self):
+    def clear(self) -> None:
         """Evicts everything that is cached and neither in use nor pinned."""
         self.call(lib.paged_cache_clear)
 
-    def trim(self, keep_bytes=0):
+    def trim(self, keep_bytes: int = 0) -> None:
         """Gives idle memory back to the system until at most keep_bytes of it are left."""
         check(self.call(lib.paged_cache_trim, keep_bytes), None, "trim")
 
-    def set_max_bytes(self, max_bytes):
+    def set_max_bytes(self, max_bytes: int) -> None:
         """Changes the limit of the pool, live; 0: all of it."""
         check(self.call(lib.paged_cache_set_max_bytes, max_bytes), None, f"max_bytes {max_bytes}")
 
-    def compact(self, budget_bytes, in_use=False):
-        """Copies blocks together so that memory becomes idle; returns the bytes moved. in_use: those of sequences, too; Tables and slots
-        made before are wrong then."""
+    def compact(self, budget_bytes: int, in_use: bool = False) -> int:
+        """Copies blocks together so that memory becomes idle; returns the bytes moved. in_use: those of sequences, too; Tables
+        and slots made before are wrong then."""
         moved = ffi.new("size_t *")
         check(self.call(lib.paged_cache_compact, budget_bytes, in_use, moved), None, "compact")
         return moved[0]
@@ -275,11 +284,11 @@ def _borrowed(address, shape, strides):
 
 
 class _Namespace:
-    """What must be equal besides the tokens: a dict of kind to bytes or text. Kinds: "model", "adapter", "salt", "kv_type", "rope",
-    "numerics", or a number from 7 on that is your own."""
+    """What must be equal besides the tokens: a dict of kind to bytes or text. Kinds: "model", "adapter", "salt", "kv_type",
+    "rope", "numerics", or a number from 7 on that is your own."""
 
-    KINDS = {"model": lib.PAGED_NS_MODEL, "adapter": lib.PAGED_NS_ADAPTER, "salt": lib.PAGED_NS_SALT, "kv_type": lib.PAGED_NS_KV_TYPE,
-             "rope": lib.PAGED_NS_ROPE, "numerics": lib.PAGED_NS_NUMERICS}
+    KINDS = {"model": lib.PAGED_NS_MODEL, "adapter": lib.PAGED_NS_ADAPTER, "salt": lib.PAGED_NS_SALT,
+             "kv_type": lib.PAGED_NS_KV_TYPE, "rope": lib.PAGED_NS_ROPE, "numerics": lib.PAGED_NS_NUMERICS}
 
     def __init__(self, fields):
         pairs = []
@@ -314,7 +323,7 @@ class Sequence:
         if seq is not None:
             self._cache._pool.left.append(seq)
 
-    def close(self):
+    def close(self) -> None:
         """Gives everything back. A second time does nothing."""
         seq, self._seq = self._seq, None
         if seq is not None:
@@ -334,47 +343,51 @@ class Sequence:
     def _call(self, function, *args):
         return self._cache.call(function, self._handle(), *args)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return max(0, self._call(lib.paged_seq_len))
 
     @property
-    def reserved(self):
+    def reserved(self) -> int:
         """Tokens reserved beyond the committed ones."""
         return self._call(lib.paged_seq_reserved)
 
     @property
-    def tokens(self):
+    def tokens(self) -> np.ndarray:
         """The committed tokens, int32, a copy."""
         def read(cache, seq):
             n = lib.paged_seq_len(cache, seq)
-            return np.frombuffer(ffi.buffer(lib.paged_seq_tokens(cache, seq), 4 * n), np.int32).copy() if n > 0 else np.empty(0, np.int32)
+            if n <= 0:
+                return np.empty(0, np.int32)
+            return np.frombuffer(ffi.buffer(lib.paged_seq_tokens(cache, seq), 4 * n), np.int32).copy()
 
         return self._call(read)
 
-    def match(self, tokens, namespace=None):
-        """Puts an empty sequence into a namespace and gives it what is cached of these tokens, to the token but for the last; returns a
-        Match. A sequence that is never matched shares nothing. Errors: InvalidArgument (not empty, matched before), TooLong, NoMemory."""
+    def match(self, tokens: ArrayLike, namespace: Namespace = None) -> Match:
+        """Puts an empty sequence into a namespace and gives it what is cached of these tokens, to the token but for the last;
+        returns a Match. A sequence that is never matched shares nothing. Errors: InvalidArgument (not empty, matched before),
+        TooLong, NoMemory."""
         tokens = integers(tokens, "tokens", np.int32)
         out, space = ffi.new("paged_match *"), _Namespace(namespace)
         status = self._call(lib.paged_seq_match, space.native, pointer("int32_t *", tokens), len(tokens), out)
         check(status, None, f"match of {len(tokens)} tokens, with {len(self)} committed")
         return Match(out.n_matched, out.n_copied, _miss(out.why))
 
-    def promise(self, tokens, namespace=None):
-        """Says which tokens an empty sequence is going to have; True: another one computes a beginning of them, so leave this one alone
-        until `waits` is False, then match it."""
+    def promise(self, tokens: ArrayLike, namespace: Namespace = None) -> bool:
+        """Says which tokens an empty sequence is going to have; True: another one computes a beginning of them, so leave this one
+        alone until `waits` is False, then match it."""
         tokens = integers(tokens, "tokens", np.int32)
         out, space = ffi.new("bool *"), _Namespace(namespace)
         check(self._call(lib.paged_seq_promise, space.native, pointer("int32_t *", tokens), len(tokens), out), None, "promise")
         return out[0]
 
     @property
-    def waits(self):
+    def waits(self) -> bool:
         """Whether another sequence still computes what this one promised."""
         return self._call(lib.paged_seq_waits) == 1
 
-    def reserve(self, n_tokens):
-        """Blocks for n_tokens behind the committed ones; replaces an earlier reservation, 0 gives it back. Errors: NoBlocks, TooLong."""
+    def reserve(self, n_tokens: int) -> None:
+        """Blocks for n_tokens behind the committed ones; replaces an earlier reservation, 0 gives it back. Errors: NoBlocks,
+        TooLong."""
         n_tokens = int32(n_tokens, "n_tokens")
 
         def reserve(cache, seq):
@@ -390,9 +403,9 @@ class Sequence:
 
         self._call(reserve)
 
-    def slots(self, first=None, n=None, group=0):
-        """Slots of positions first … first + n - 1, int64; None: those of the reservation. InvalidArgument: not all of them committed or
-        reserved, or fallen out of a window."""
+    def slots(self, first: int | None = None, n: int | None = None, group: int = 0) -> np.ndarray:
+        """Slots of positions first … first + n - 1, int64; None: those of the reservation. InvalidArgument: not all of them
+        committed or reserved, or fallen out of a window."""
         first = len(self) if first is None else int32(first, "first")
         n = len(self) + self.reserved - first if n is None else int32(n, "n")
         if n < 0:
@@ -404,33 +417,33 @@ class Sequence:
         check(status, None, f"slots of positions {first} … {first + n - 1} in group {group}")
         return out
 
-    def commit(self, tokens):
+    def commit(self, tokens: ArrayLike) -> None:
         """The first len(tokens) reserved slots hold keys and values of these tokens now. InvalidArgument: more than reserved."""
         tokens = integers(tokens, "tokens", np.int32)
         status = self._call(lib.paged_seq_commit, pointer("int32_t *", tokens), len(tokens))
         check(status, None, f"commit of {len(tokens)} tokens")
 
-    def truncate(self, n_tokens):
+    def truncate(self, n_tokens: int) -> None:
         """Shortens to n_tokens committed tokens, drops any reservation, gives whole blocks back at once."""
         check(self._call(lib.paged_seq_truncate, int32(n_tokens, "n_tokens")), None, f"truncate to {n_tokens} tokens")
 
-    def fork(self):
-        """A new Sequence with the same committed tokens in the same blocks; a shared block is copied before one of them writes into it.
-        Errors: NoSequences."""
+    def fork(self) -> Sequence:
+        """A new Sequence with the same committed tokens in the same blocks; a shared block is copied before one of them writes
+        into it. Errors: NoSequences."""
         out = ffi.new("paged_seq *")
         check(self._call(lib.paged_seq_fork, out), None, "fork")
         return Sequence(self._cache, out[0])
 
-    def blocks_needed(self, n_tokens, group=0):
+    def blocks_needed(self, n_tokens: int, group: int = 0) -> int:
         """Blocks that a reservation of n_tokens would take, copies on write included."""
         return self._call(lib.paged_seq_blocks_needed, int32(group, "group"), int32(n_tokens, "n_tokens"))
 
-    def first_k(self, group=0):
+    def first_k(self, group: int = 0) -> int:
         """Position of the first key that a group with a window still has."""
         return self._call(lib.paged_seq_first_k, int32(group, "group"))
 
     @property
-    def blocks(self):
+    def blocks(self) -> np.ndarray:
         """The block table of group 0: physical ids, -1 absent."""
         return self._cache.tables([self]).blocks[0, :-(-(len(self) + self.reserved) // self._cache.block_size)]
 

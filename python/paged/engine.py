@@ -7,9 +7,11 @@
     llm.chat([{"role": "user", "content": "Hello"}])
     talk = llm.conversation(); talk.say("Hello"); talk.say("And then?")
 
-Any thread may call; waiting holds no GIL. A Stream that is dropped cancels its request: its finalizer sets a flag in the engine, as a
-signal handler may, and leaves a note for the next call to forget it.
+Any thread may call; waiting holds no GIL. A Stream that is dropped cancels its request: its finalizer sets a flag in the engine,
+as a signal handler may, and leaves a note for the next call to forget it.
 """
+
+from __future__ import annotations
 
 import atexit
 import collections
@@ -17,13 +19,13 @@ import contextlib
 import os
 import threading
 import weakref
-from typing import List, NamedTuple, Optional
+from typing import Any, Iterable, List, Mapping, NamedTuple, Optional
 
 import numpy as np
 
 from . import arrays
 from ._native import ffi, lib
-from .arrays import integers, pointer
+from .arrays import ArrayLike, integers, pointer
 from .cache import BLOCK_SIZE, memory_bytes, read_config
 from .errors import InvalidArgument, Limit, NoBlocks, Stale, Unsupported, check, new_error
 from .ops import choice, int32
@@ -36,13 +38,14 @@ KV_TYPES = {"f16": lib.PAGED_TYPE_F16, "f32": lib.PAGED_TYPE_F32, "bf16": lib.PA
 
 # Options of a request that are one number or truth of paged_request.
 NUMBERS = {"max_tokens": int, "temperature": float, "top_k": int, "top_p": float, "min_p": float, "seed": int, "ignore_eos": bool,
-           "control_text": bool, "repetition_penalty": float, "presence_penalty": float, "frequency_penalty": float, "min_tokens": int,
-           "priority": int, "deadline_ms": int}
+           "control_text": bool, "repetition_penalty": float, "presence_penalty": float, "frequency_penalty": float,
+           "min_tokens": int, "priority": int, "deadline_ms": int}
 
 
 class Completion(NamedTuple):
-    """An answer. finish: "stop", "length", "cancelled", "error", "deadline". logprobs: of each token, where asked for; top_logprobs: for
-    each token a list of (token, logprob), best first. cached_tokens of prompt_tokens were found in the cache, not computed."""
+    """An answer. finish: "stop", "length", "cancelled", "error", "deadline". logprobs: of each token, where asked for;
+    top_logprobs: for each token a list of (token, logprob), best first. cached_tokens of prompt_tokens were found in the cache,
+    not computed."""
 
     text: str
     tokens: List[int]
@@ -91,8 +94,8 @@ class _Service:
                 self._idle.notify_all()
 
     def drop(self, number):
-        """From a finalizer, in any thread and at any moment. The lock is one that its holder may take again, and nobody who has it waits
-        for another; at the end of the process all is closed."""
+        """From a finalizer, in any thread and at any moment. The lock is one that its holder may take again, and nobody who has
+        it waits for another; at the end of the process all is closed."""
         if not self._closed:
             with self._idle:
                 if not self._closed:
@@ -148,9 +151,11 @@ class LLM:
     Errors: ReadWriteError, FormatError, Unsupported, InvalidArgument, NoMemory, NoBlocks, with what is wrong in which numbers.
     """
 
-    def __init__(self, model, *, n_ctx=0, max_running=8, max_waiting=256, block_size=None, max_blocks=None, pool_bytes=0,
-                 cache_config=None, budget_bytes=None, kv_type="f16", chunk_tokens=0, threads=0, prefix_cache=True, packed_tails=True,
-                 ring_tokens=None):
+    def __init__(self, model: str | os.PathLike, *, n_ctx: int = 0, max_running: int = 8, max_waiting: int = 256,
+                 block_size: int | None = None, max_blocks: int | None = None, pool_bytes: int = 0,
+                 cache_config: Mapping[str, Any] | None = None, budget_bytes: int | None = None, kv_type: str = "f16",
+                 chunk_tokens: int = 0, threads: int = 0, prefix_cache: bool = True, packed_tails: bool = True,
+                 ring_tokens: int | None = None) -> None:
         if cache_config is not None:
             read = read_config(cache_config)
             block_size, max_blocks = read.get("block_size", block_size), read.get("max_blocks", max_blocks)
@@ -201,22 +206,24 @@ class LLM:
     def __exit__(self, *_):
         self.close()
 
-    def close(self):
+    def close(self) -> None:
         """Cancels what runs and frees everything. A second time does nothing; a call after that is Stale."""
         self._service.close()
 
     # ---- text and tokens ----
 
-    def tokenize(self, text, special=True, control=False):
-        """Text to token ids, int32. special: BOS and EOS where the model says so; control: "<|im_end|>" is its token, not characters."""
+    def tokenize(self, text: str, special: bool = True, control: bool = False) -> np.ndarray:
+        """Text to token ids, int32. special: BOS and EOS where the model says so; control: "<|im_end|>" is its token, not
+        characters."""
         data = text.encode() if isinstance(text, str) else bytes(text)
         tokens, n, error = np.empty(len(data) + 8, np.int32), ffi.new("int32_t *"), new_error()
         flags = (lib.PAGED_TOKENIZE_SPECIAL if special else 0) | (lib.PAGED_TOKENIZE_CONTROL if control else 0)
         with self._service.calling():
-            check(lib.paged_tokenize(self.tokenizer, data, len(data), flags, pointer("int32_t *", tokens), len(tokens), n, error), error)
+            check(lib.paged_tokenize(self.tokenizer, data, len(data), flags, pointer("int32_t *", tokens), len(tokens), n, error),
+                  error)
         return tokens[:n[0]].copy()
 
-    def detokenize(self, tokens, control=False):
+    def detokenize(self, tokens: ArrayLike, control: bool = False) -> str:
         """Token ids to text; control: control tokens appear in it."""
         tokens = integers(tokens, "tokens", np.int32)
         detok, out, text = ffi.new("paged_detok *"), ffi.new("char[]", lib.PAGED_DETOK_MAX), []
@@ -227,8 +234,9 @@ class LLM:
             text.append(ffi.buffer(out, lib.paged_detok_finish(detok, out))[:])
         return b"".join(text).decode()
 
-    def chat_tokens(self, messages, add_generation_prompt=True):
-        """The model's chat template over [{"role": …, "content": …}, …], as token ids. Unsupported: a template that is not known."""
+    def chat_tokens(self, messages: Iterable[Mapping[str, str]], add_generation_prompt: bool = True) -> np.ndarray:
+        """The model's chat template over [{"role": …, "content": …}, …], as token ids. Unsupported: a template that is not
+        known."""
         keep = [(str(m["role"]).encode(), str(m["content"]).encode()) for m in messages]
         for role, content in keep:
             if b"\0" in role + content:
@@ -238,22 +246,22 @@ class LLM:
         capacity = sum(len(role) + len(content) + 64 for role, content in keep) + 4096
         tokens, n, error = np.empty(capacity, np.int32), ffi.new("int32_t *"), new_error()
         with self._service.calling():
-            check(lib.paged_chat_tokenize(self._service.model, native, len(keep), add_generation_prompt, pointer("int32_t *", tokens), capacity,
-                                          n, ffi.NULL, 0, error), error)
+            check(lib.paged_chat_tokenize(self._service.model, native, len(keep), add_generation_prompt,
+                                          pointer("int32_t *", tokens), capacity, n, ffi.NULL, 0, error), error)
         return tokens[:n[0]].copy()
 
     # ---- requests ----
 
-    def generate(self, prompts, **options):
-        """Answers to one prompt or to a list of them, which run together: a Completion, or a list of them. With n > 1 each prompt has a
-        list of n.
+    def generate(self, prompts: Any, **options: Any) -> Any:
+        """Answers to one prompt or to a list of them, which run together: a Completion, or a list of them. With n > 1 each prompt
+        has a list of n.
 
-        A prompt is text or token ids. Options, with what they are without: max_tokens (until the end of the context), temperature (0:
-        greedy), top_k, top_p, min_p (off), seed (0), stop (strings), stop_tokens, ignore_eos, min_tokens, repetition_penalty,
-        presence_penalty, frequency_penalty, logit_bias ({token: bias}), logprobs (False; True, or how many of the best at each place),
-        n (1), salt, priority, deadline_ms, control_text; see paged_request in engine.h.
+        A prompt is text or token ids. Options, with what they are without: max_tokens (until the end of the context), temperature
+        (0: greedy), top_k, top_p, min_p (off), seed (0), stop (strings), stop_tokens, ignore_eos, min_tokens, repetition_penalty,
+        presence_penalty, frequency_penalty, logit_bias ({token: bias}), logprobs (False; True, or how many of the best at each
+        place), n (1), salt, priority, deadline_ms, control_text; see paged_request in engine.h.
 
-        Errors: TooLong, InvalidArgument, NoMemory, before anything has begun.
+        Errors: TooLong, InvalidArgument, NoMemory; what had begun is cancelled.
         """
         single = isinstance(prompts, (str, bytes)) or _is_tokens(prompts)
         prompts = [prompts] if single else list(prompts)
@@ -280,18 +288,18 @@ class LLM:
         done = [stream.result() for stream in choices]
         return done if len(done) > 1 else done[0]
 
-    def stream(self, prompt, **options):
+    def stream(self, prompt: Any, **options: Any) -> Stream:
         """A Stream of the answer's text as it comes. Options as generate(); n is 1."""
         if options.get("n", 1) != 1:
             raise InvalidArgument(f"a stream is of one answer, not of {options['n']}")
         return self._submit(self._request(prompt, options))[0]
 
-    def chat(self, messages, *, stream=False, **options):
+    def chat(self, messages: Iterable[Mapping[str, str]], *, stream: bool = False, **options: Any) -> Completion | Stream:
         """The assistant's next message: a Completion, or with stream=True a Stream. Options as generate()."""
         tokens = self.chat_tokens(messages)
         return self.stream(tokens, **options) if stream else self.generate(tokens, **options)
 
-    def conversation(self, system=None):
+    def conversation(self, system: str | None = None) -> Conversation:
         """A Conversation with this model."""
         return Conversation(self, system)
 
@@ -326,7 +334,8 @@ class LLM:
         keep.append(ffi.new("paged_logit_bias[]", [(int32(token, "logit_bias"), value) for token, value in bias.items()]))
         request.logit_bias, request.n_logit_bias = keep[-1], len(bias)
         logprobs = options.pop("logprobs", False)
-        request.logprobs, request.n_top_logprobs = logprobs is not False, int32(logprobs, "logprobs") if logprobs is not True else 0
+        request.logprobs = logprobs is not False
+        request.n_top_logprobs = 0 if logprobs is True else int32(logprobs, "logprobs")
         if options:
             raise InvalidArgument(f"there is no option {', '.join(sorted(options))}")
         return request, keep, stops
@@ -344,25 +353,31 @@ class LLM:
         """A function (engine, out) of engine.h, called between two steps."""
         out = ffi.new(f"{kind} *")
         with self._service.calling() as service:
-            lib.paged_service_call(service, ffi.cast("void (*)(paged_engine *, void *)", ffi.addressof(lib, function)), out)
+            lib.paged_service_call(service, _callback(function), out)
             return _as_dict(out, kind)
 
     @property
-    def info(self):
-        """Facts as a dict: n_ctx, block_size, pool_bytes, kv_bytes_per_token, attn_kernels, linear_kernels, deterministic … (engine.h)."""
+    def info(self) -> dict[str, Any]:
+        """Facts as a dict: n_ctx, block_size, pool_bytes, kv_bytes_per_token, attn_kernels, linear_kernels, deterministic …
+        (engine.h)."""
         return self._ask("paged_engine_get_info", "paged_engine_info")
 
-    def stats(self):
+    def stats(self) -> dict[str, Any]:
         """Counters of requests and steps as a dict, and those of the cache under "cache"."""
         return {**self._ask("paged_engine_get_stats", "paged_engine_stats"),
                 "cache": self._ask("paged_engine_get_cache_stats", "paged_cache_stats")}
 
-    def check(self):
+    def check(self) -> None:
         """Walks every invariant of the cache; Corrupt names the first one that does not hold."""
         error = new_error()
         with self._service.calling() as service:
-            lib.paged_service_call(service, ffi.cast("void (*)(paged_engine *, void *)", ffi.addressof(lib, "paged_engine_check")), error)
+            lib.paged_service_call(service, _callback("paged_engine_check"), error)
         check(error.status, error)
+
+
+def _callback(function):
+    """A function (engine, out) of engine.h as paged_service_call takes it, so that no Python runs between two steps."""
+    return ffi.cast("void (*)(paged_engine *, void *)", ffi.addressof(lib, function))
 
 
 def _is_tokens(prompt):
@@ -392,8 +407,8 @@ def _as_dict(out, kind):
 
 
 class Stream:
-    """An answer as it comes: iterate over pieces of text, whole UTF-8 characters each; result() waits for all of it. `tokens` are those that
-    have come. close(), or the end of a `with`, cancels; so does dropping it."""
+    """An answer as it comes: iterate over pieces of text, whole UTF-8 characters each; result() waits for all of it. `tokens` are
+    those that have come. close(), or the end of a `with`, cancels; so does dropping it."""
 
     def __init__(self, service, number, stops, n_top):
         self._service, self._id, self._stops, self._n_top = service, number, stops, n_top
@@ -402,7 +417,7 @@ class Stream:
         self._has_logprobs = False
         self._result = None
 
-    def __iter__(self):
+    def __iter__(self) -> Stream:
         return self
 
     def __enter__(self):
@@ -411,7 +426,7 @@ class Stream:
     def __exit__(self, *_):
         self.close()
 
-    def __next__(self):
+    def __next__(self) -> str:
         with self._lock:
             while self._result is None:
                 piece = self._read()
@@ -441,17 +456,18 @@ class Stream:
     def _end(self, out):
         finish = ffi.string(lib.paged_finish_name(out.finish)).decode()
         self._result = Completion(
-            "".join(self._text), self.tokens, finish, out.prompt_tokens, out.cached_tokens, self._logprobs if self._has_logprobs else None,
-            self._top if self._n_top else None, self._stops[out.stop_string] if out.stop_string >= 0 else None,
-            out.stop_token if out.stop_token >= 0 else None, out.n_preemptions, out.queue_ms, out.prefill_ms, out.decode_ms)
+            "".join(self._text), self.tokens, finish, out.prompt_tokens, out.cached_tokens,
+            self._logprobs if self._has_logprobs else None, self._top if self._n_top else None,
+            self._stops[out.stop_string] if out.stop_string >= 0 else None, out.stop_token if out.stop_token >= 0 else None,
+            out.n_preemptions, out.queue_ms, out.prefill_ms, out.decode_ms)
         self._error = out.error
 
     @property
-    def finish(self):
+    def finish(self) -> str | None:
         """Why it ended; None: it has not."""
         return self._result.finish if self._result else None
 
-    def result(self):
+    def result(self) -> Completion:
         """The whole answer, when it has ended. An error of the engine is raised."""
         with self._lock:
             while self._result is None:
@@ -460,12 +476,12 @@ class Stream:
             check(self._error, None, "the request ended with an error")
         return self._result
 
-    def cancel(self):
+    def cancel(self) -> None:
         """Ends it at the next step; what has come can still be read. From any thread."""
         with self._service.calling() as service:
             lib.paged_service_cancel(service, self._id)
 
-    def close(self):
+    def close(self) -> None:
         """Cancels it and forgets the rest."""
         with self._lock:
             if self._result is None:
@@ -479,14 +495,16 @@ class Stream:
 
 
 class Conversation:
-    """Turns with a model. What was said stays in the engine's cache, so that a turn computes what is new only (`cached_tokens`)."""
+    """Turns with a model. What was said stays in the engine's cache, so that a turn computes what is new only
+    (`cached_tokens`)."""
 
-    def __init__(self, llm, system=None):
+    def __init__(self, llm: LLM, system: str | None = None) -> None:
         self.llm = llm
         self.messages = [{"role": "system", "content": system}] if system is not None else []
 
-    def say(self, text, **options):
-        """The answer to the next message of the user, a Completion. Options as LLM.generate(). An error leaves the messages as they were."""
+    def say(self, text: str, **options: Any) -> Completion:
+        """The answer to the next message of the user, a Completion. Options as LLM.generate(). An error leaves the messages as
+        they were."""
         asked = [*self.messages, {"role": "user", "content": text}]
         answer = self.llm.chat(asked, **options)
         self.messages = [*asked, {"role": "assistant", "content": answer.text}]

@@ -1,6 +1,7 @@
 """What goes wrong, as exceptions. Each status of the library has a class of its own under Error; the message has the numbers.
 
-Where Python has a word for it the class is that, too: InvalidArgument is a ValueError, NotFound a LookupError, NoMemory a MemoryError.
+Where Python has a word for it the class is that, too: InvalidArgument is a ValueError, NotFound a LookupError, NoMemory a
+MemoryError.
 """
 
 from ._native import ffi, lib

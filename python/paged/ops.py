@@ -1,19 +1,22 @@
 """The operator: keys and values in blocks (`KV`), block tables (`Tables`), attention planned once a step and run once a layer
 (`Attention`). What the numbers mean is written in include/paged/ops.h and kv.h; this is the same, with arrays for pointers.
 
-Arrays are used where they lie, through views (see arrays.py); what has to be f32 and is not is converted. Index arrays (tables, slots,
-lengths) are copied, since the library reads memory by them. No call holds the GIL while it computes. An Attention serves one thread
-at a time and makes others wait; a KV may be written from several, in different slots.
+Arrays are used where they lie, through views (see arrays.py); what has to be f32 and is not is converted. Index arrays (tables,
+slots, lengths) are copied, since the library reads memory by them. No call holds the GIL while it computes. An Attention serves
+one thread at a time and makes others wait; a KV may be written from several, in different slots.
 """
 
+from __future__ import annotations
+
 import threading
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple
+from typing import Sequence as Sequence_
 
 import numpy as np
 
 from . import arrays
 from ._native import ffi, lib
-from .arrays import integers, parallel, pointer, rows_f32, shaped, type_name, writable
+from .arrays import ArrayLike, DType, integers, parallel, pointer, rows_f32, shaped, type_name, writable
 from .errors import InvalidArgument, check, new_error
 
 __all__ = ["Attention", "KV", "Shared", "Tables", "merge_states"]
@@ -39,9 +42,10 @@ def int32(value, name):
 class KV:
     """The keys and values of one layer, in blocks: a paged_kv over memory that somebody owns.
 
-    k, v     arrays [n_blocks, n_kv_heads, block_size, head_dim], float16, float32, bfloat16 or (packed) int8, whose two last axes are
-             dense; they are written in place. Block strides of both must be equal.
-    layout   "plain": as the shape says; "packed": the elements of a block and head lie as kv.h says, which the kernels read faster
+    k, v     arrays [n_blocks, n_kv_heads, block_size, head_dim], float16, float32, bfloat16 or (packed) int8, whose two last axes
+             are dense; they are written in place. Block strides of both must be equal.
+    layout   "plain": as the shape says; "packed": the elements of a block and head lie as kv.h says, which the kernels read
+             faster
     k_scale, v_scale   of int8 only: [n_blocks, n_kv_heads, block_size] float32
 
     Errors: InvalidArgument, naming what does not fit.
@@ -49,7 +53,8 @@ class KV:
 
     __slots__ = ("_kv", "_keep", "type", "layout")
 
-    def __init__(self, k, v, layout="plain", k_scale=None, v_scale=None):
+    def __init__(self, k: ArrayLike, v: ArrayLike, layout: str = "plain", k_scale: ArrayLike | None = None,
+                 v_scale: ArrayLike | None = None) -> None:
         k, v = (writable(shaped(x, name, (None,) * 4, "[n_blocks, n_kv_heads, block_size, head_dim]"), name)
                 for name, x in (("k", k), ("v", v)))
         if k.shape[:3] != v.shape[:3] or k.dtype != v.dtype:
@@ -94,7 +99,8 @@ class KV:
         return self
 
     @classmethod
-    def empty(cls, n_blocks, n_kv_heads, block_size, head_dim_k, head_dim_v=None, dtype="f16", layout="packed"):
+    def empty(cls, n_blocks: int, n_kv_heads: int, block_size: int, head_dim_k: int, head_dim_v: int | None = None,
+              dtype: DType = "f16", layout: str = "packed") -> KV:
         """Memory of its own, zeros. The arguments are those of the shapes above."""
         name = type_name(dtype)
         element = arrays.TYPES[name][1]
@@ -134,14 +140,14 @@ class KV:
         strides = (kv.block_stride, head_stride, dim * element.itemsize, element.itemsize)
         return np.ndarray(shape, element, np.asarray(owner), 0, strides)
 
-    def check_slots(self, slots):
+    def check_slots(self, slots: ArrayLike) -> np.ndarray:
         """Slots as a checked array of int64; InvalidArgument names the first one outside of the cache."""
         slots = integers(slots, "slots", np.int64)
         error = new_error()
         check(lib.paged_kv_check_slots(self._kv, pointer("int64_t *", slots), len(slots), error), error)
         return slots
 
-    def write(self, k, v, slots, threads=1):
+    def write(self, k: ArrayLike, v: ArrayLike, slots: ArrayLike, threads: int = 1) -> int:
         """Writes keys and values into their slots and returns how many NaN were among them.
 
         k, v    [n_tokens, n_kv_heads, head_dim]; float32 is read where it lies, float16 and bfloat16 are converted
@@ -159,7 +165,7 @@ class KV:
             return lib.paged_kv_write(*args, 0, 1)
         return sum(parallel(threads, lambda ith, nth: lib.paged_kv_write(*args, ith, nth)))
 
-    def read(self, slots):
+    def read(self, slots: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values of slots, the inverse of write: (k [n, n_kv_heads, head_dim_k], v […]) float32."""
         slots = self.check_slots(slots)
         kv = self._kv
@@ -182,7 +188,7 @@ class KV:
 
         parallel(threads, call)
 
-    def export_dense(self, order="heads_first", threads=1):
+    def export_dense(self, order: str = "heads_first", threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """All blocks as dense arrays (k, v) of the cache's type: "heads_first" [n_blocks, n_kv_heads, block_size, head_dim] or
         "tokens_first" [n_blocks, block_size, n_kv_heads, head_dim]. Bytes are moved, never rounded. Unsupported for int8."""
         order = choice(order, ORDERS, "order")
@@ -191,7 +197,7 @@ class KV:
         self._convert(lib.paged_kv_export, order, k, v, threads)
         return k, v
 
-    def import_dense(self, k, v, order="heads_first", threads=1):
+    def import_dense(self, k: ArrayLike, v: ArrayLike, order: str = "heads_first", threads: int = 1) -> None:
         """The inverse: k and v have the shapes that export_dense gives, and the cache's type."""
         order = choice(order, ORDERS, "order")
         parts = []
@@ -202,9 +208,9 @@ class KV:
             parts.append(array)
         self._convert(lib.paged_kv_import, order, *parts, threads)
 
-    def gather(self, tables, seq=0, threads=1):
-        """Keys and values of one sequence of `tables` in one piece, as a KV of its own whose block i is block i of the sequence. In the
-        plain layout `gathered.k` is dense in each head. This is attention's other way: copy first, then compute."""
+    def gather(self, tables: Tables, seq: int = 0, threads: int = 1) -> KV:
+        """Keys and values of one sequence of `tables` in one piece, as a KV of its own whose block i is block i of the sequence.
+        In the plain layout `gathered.k` is dense in each head. This is attention's other way: copy first, then compute."""
         kv = self._kv
         native = tables.native()
         if not 0 <= seq < native.n_seqs:
@@ -253,7 +259,8 @@ class Tables:
 
     __slots__ = ("blocks", "seqlens_k", "first_k", "tail_tiles", "_native")
 
-    def __init__(self, blocks, seqlens_k, first_k=None, tail_tiles=None):
+    def __init__(self, blocks: ArrayLike, seqlens_k: ArrayLike, first_k: ArrayLike | None = None,
+                 tail_tiles: ArrayLike | None = None) -> None:
         self.seqlens_k = integers(seqlens_k, "seqlens_k", np.int32)
         n_seqs = len(self.seqlens_k)
         ndim = arrays.view(blocks, "blocks").ndim
@@ -286,8 +293,8 @@ class Tables:
         if self.blocks.ndim == 3 and self.blocks.shape[1] != kv.n_kv_heads:
             raise InvalidArgument(f"blocks has tables of {self.blocks.shape[1]} heads, the cache has {kv.n_kv_heads}")
         if self.tail_tiles is not None and self.tail_tiles.shape[1] * lib.PAGED_TILE != kv.block_size:
-            raise InvalidArgument(f"tail_tiles has {self.tail_tiles.shape[1]} tiles a sequence, a block of {kv.block_size} tokens "
-                                  f"{kv.block_size // lib.PAGED_TILE}")
+            raise InvalidArgument(f"tail_tiles has {self.tail_tiles.shape[1]} tiles a sequence, a block of {kv.block_size} "
+                                  f"tokens {kv.block_size // lib.PAGED_TILE}")
 
 
 class Shared(NamedTuple):
@@ -315,8 +322,10 @@ class Attention:
     Errors: InvalidArgument naming the field, NoMemory.
     """
 
-    def __init__(self, n_heads, n_kv_heads=None, head_dim=64, *, head_dim_v=None, block_size=16, dtype="f16", layout="packed", scale=None,
-                 causal=True, window=0, softcap=0.0, alibi=None, max_q=1, max_seqs=1, max_k=4096, max_shared_q=0, threads=1):
+    def __init__(self, n_heads: int, n_kv_heads: int | None = None, head_dim: int = 64, *, head_dim_v: int | None = None,
+                 block_size: int = 16, dtype: DType = "f16", layout: str = "packed", scale: float | None = None,
+                 causal: bool = True, window: int = 0, softcap: float = 0.0, alibi: ArrayLike | None = None, max_q: int = 1,
+                 max_seqs: int = 1, max_k: int = 4096, max_shared_q: int = 0, threads: int = 1) -> None:
         slopes = ffi.NULL
         if alibi is not None:
             alibi = np.ascontiguousarray(arrays.to_f32(shaped(alibi, "alibi", (n_heads,), "[n_heads]"), "alibi"))
@@ -326,7 +335,8 @@ class Attention:
             "n_kv_heads": int32(n_heads if n_kv_heads is None else n_kv_heads, "n_kv_heads"),
             "head_dim_k": int32(head_dim, "head_dim"), "head_dim_v": int32(head_dim_v or 0, "head_dim_v"),
             "block_size": int32(block_size, "block_size"), "type": arrays.TYPES[type_name(dtype)][0],
-            "layout": choice(layout, LAYOUTS, "layout"), "scale": scale or 0.0, "non_causal": not causal, "window": int32(window, "window"),
+            "layout": choice(layout, LAYOUTS, "layout"), "scale": scale or 0.0, "non_causal": not causal,
+            "window": int32(window, "window"),
             "softcap": softcap, "alibi": slopes, "n_threads_max": int32(threads, "threads"), "max_q": int32(max_q, "max_q"),
             "max_seqs": int32(max_seqs, "max_seqs"), "max_k": int32(max_k, "max_k"),
             "max_shared_q": int32(max_shared_q, "max_shared_q")})
@@ -342,11 +352,11 @@ class Attention:
         self.n_queries = 0
 
     @property
-    def kernels(self):
+    def kernels(self) -> str:
         """"avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon" or "ref"."""
         return ffi.string(lib.paged_attn_kernels(self._attn)).decode()
 
-    def plan(self, kv, tables, cu_seqlens_q=None, shared=()):
+    def plan(self, kv: KV, tables: Tables, cu_seqlens_q: ArrayLike | None = None, shared: Sequence_[Shared] = ()) -> None:
         """Checks a step against the cache and lays its work out.
 
         kv            KV of any layer of the group
@@ -357,7 +367,8 @@ class Attention:
         Errors: InvalidArgument naming sequence, entry and value; Limit. The plan of before is gone then.
         """
         n_seqs = len(tables.seqlens_k)
-        starts = np.arange(n_seqs + 1, dtype=np.int32) if cu_seqlens_q is None else integers(cu_seqlens_q, "cu_seqlens_q", np.int32)
+        starts = np.arange(n_seqs + 1, dtype=np.int32) if cu_seqlens_q is None else integers(cu_seqlens_q, "cu_seqlens_q",
+                                                                                             np.int32)
         if len(starts) != n_seqs + 1:
             raise InvalidArgument(f"cu_seqlens_q has {len(starts)} numbers, {n_seqs} sequences need {n_seqs + 1}")
         tables.check_for(kv)
@@ -371,7 +382,8 @@ class Attention:
             self._plan = (kv, tables, starts, together, batch)
             self.n_queries = int(starts[-1])
 
-    def run(self, q, out=None, *, kv=None, lse=None, sinks=None):
+    def run(self, q: ArrayLike, out: ArrayLike | None = None, *, kv: KV | None = None, lse: ArrayLike | None = None,
+            sinks: ArrayLike | None = None) -> Any:
         """Attention of one layer; returns `out`.
 
         q      [n_q, n_heads, head_dim] float32, read where it lies; float16 and bfloat16 are converted
@@ -431,15 +443,16 @@ class Attention:
 
     @staticmethod
     def _check_same(kv, planned):
-        for field in ("n_blocks", "block_size", "n_kv_heads", "head_dim_k", "head_dim_v", "type", "layout", "block_stride", "k_head_stride",
+        for field in ("n_blocks", "block_size", "n_kv_heads", "head_dim_k", "head_dim_v", "type", "layout", "block_stride",
+                      "k_head_stride",
                       "v_head_stride", "scale_block_stride", "scale_head_stride"):
             if getattr(kv, field) != getattr(planned, field):
                 raise InvalidArgument(f"{field} of kv is {getattr(kv, field)}, of the planned one {getattr(planned, field)}")
 
 
-def merge_states(out_a, lse_a, out_b, lse_b):
-    """Attention over two disjoint sets of keys -> over both, in place of the first. out [n_q, n_heads, head_dim], lse [n_q, n_heads], all
-    dense float32, lse as `run` writes it."""
+def merge_states(out_a: ArrayLike, lse_a: ArrayLike, out_b: ArrayLike, lse_b: ArrayLike) -> None:
+    """Attention over two disjoint sets of keys -> over both, in place of the first. out [n_q, n_heads, head_dim], lse [n_q,
+    n_heads], all dense float32, lse as `run` writes it."""
     a = writable(shaped(out_a, "out_a", (None,) * 3, "[n_q, n_heads, head_dim]"), "out_a")
     b = shaped(out_b, "out_b", a.shape, "as out_a")
     la = writable(shaped(lse_a, "lse_a", a.shape[:2], "[n_q, n_heads]"), "lse_a")
@@ -450,6 +463,6 @@ def merge_states(out_a, lse_a, out_b, lse_b):
                                 a.shape[0] * a.shape[1], a.shape[2])
 
 
-def kernels() -> Optional[str]:
+def kernels() -> str:
     """The kernels that attention over f16 gets on this machine."""
     return Attention(1, head_dim=64).kernels

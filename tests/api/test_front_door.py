@@ -32,7 +32,7 @@ def test_files_are_formatted():
 def test_help_names_every_command():
     done = run("./x", "help")
     assert done.returncode == 0 and done.stderr == ""
-    for command in ("run", "test", "bench", "serve", "build", "fmt", "docs", "setup", "clean"):
+    for command in ("run", "test", "bench", "serve", "python", "build", "fmt", "docs", "setup", "clean"):
         assert f"./x {command}" in done.stdout
 
 

@@ -4,7 +4,8 @@ import numpy as np
 
 
 def attention(q, k, v, *, rows=None, causal=True, scale=None):
-    """(heads, n_q, d) over (kv_heads, n_k, d) -> (heads, n, d); `rows`: only these queries. Queries sit at the end of the keys."""
+    """(heads, n_q, d) over (kv_heads, n_k, d) -> (heads, n, d); `rows`: only these queries. Queries sit at the end of the
+    keys."""
     q, k, v = (np.asarray(x).astype(np.float64) for x in (q, k, v))
     n_q, n_k = q.shape[1], k.shape[1]
     rows = np.arange(n_q) if rows is None else np.asarray(rows)
@@ -20,6 +21,6 @@ def attention(q, k, v, *, rows=None, causal=True, scale=None):
 
 
 def f16_bound(expected):
-    """What an output in f16 may differ from the exact one: its own rounding (half a unit in the last place), and that of the f32 sums
-    before it."""
+    """What an output in f16 may differ from the exact one: its own rounding (half a unit in the last place), and that of the f32
+    sums before it."""
     return np.maximum(np.abs(expected) * 2.0**-11, 2.0**-25) * 1.05 + 2e-5

@@ -1,5 +1,5 @@
-"""Arrays of other people are used where they lie: a view has the pointer of its source, whatever protocol it speaks, and what is written
-through it is written there."""
+"""Arrays of other people are used where they lie: a view has the pointer of its source, whatever protocol it speaks, and what is
+written through it is written there."""
 
 import array
 import ctypes
@@ -81,7 +81,8 @@ def test_dlpack_without_strides_is_dense():
     assert np.array_equal(arrays.view(Tensor(source, 2, 32, dense=True)), source)
 
 
-@pytest.mark.parametrize("options, words", [({"device": (2, 1)}, r"device \(2, 1\)"), ({"code": 5}, "type 5"), ({"version": 2}, "DLPack 2.0")])
+@pytest.mark.parametrize("options, words", [({"device": (2, 1)}, r"device \(2, 1\)"), ({"code": 5}, "type 5"),
+                                            ({"version": 2}, "DLPack 2.0")])
 def test_dlpack_that_cannot_be_used(options, words):
     options = {"code": 2, "bits": 32, "version": 1, **options}
     with pytest.raises(paged.InvalidArgument, match=words):
@@ -92,7 +93,8 @@ def test_read_only_tensors_stay_so():
     assert not arrays.view(Tensor(np.zeros(3, np.float32), 2, 32, 1, flags=1)).flags.writeable
 
 
-@pytest.mark.parametrize("make", [lambda x: x, ViaInterface, memoryview, lambda x: Tensor(x, 2, 32), lambda x: x.view(paged.seeds.Tensor)])
+@pytest.mark.parametrize("make", [lambda x: x, ViaInterface, memoryview, lambda x: Tensor(x, 2, 32),
+                                  lambda x: x.view(paged.seeds.Tensor)])
 def test_a_view_has_the_pointer_of_its_source(make):
     source = np.arange(12, dtype=np.float32).reshape(3, 4)
     got = arrays.view(make(source))
@@ -148,7 +150,8 @@ def test_bf16_rounds_to_nearest_even():
     assert np.isnan(nan.view(ml_dtypes.bfloat16).astype(np.float32))
 
 
-@pytest.mark.parametrize("x, words", [([1.5], "not integers"), ([[1]], "2 axes"), ([2**40], "outside of int32"), ([2**63], "outside")])
+@pytest.mark.parametrize("x, words", [([1.5], "not integers"), ([[1]], "2 axes"), ([2**40], "outside of int32"),
+                                      ([2**63], "outside")])
 def test_numbers_that_are_none(x, words):
     with pytest.raises(paged.InvalidArgument, match=words):
         arrays.integers(x, "tokens", np.int32)

@@ -1,5 +1,5 @@
-"""The cache from Python: a random story of sequences equals a model of it in plain lists, every invariant holds after each step, and
-sequences that are dropped from any thread and at any moment give their blocks back."""
+"""The cache from Python: a random story of sequences equals a model of it in plain lists, every invariant holds after each step,
+and sequences that are dropped from any thread and at any moment give their blocks back."""
 
 import gc
 import random
@@ -49,6 +49,7 @@ class Story(RuleBasedStateMachine):
 
     @initialize(n_blocks=st.integers(4, 24))
     def begin(self, n_blocks):
+        self.capacity = 4 * n_blocks
         self.cache = paged.Cache(**SHAPE, block_size=4, max_blocks=n_blocks, max_seqs=6, poison=True)
 
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20), space=st.sampled_from([None, {"salt": "a"}]))
@@ -58,7 +59,12 @@ class Story(RuleBasedStateMachine):
         except paged.NoSequences:
             assert len(self.live) == 6
             return
-        match = seq.match(tokens, space)
+        try:
+            match = seq.match(tokens, space)
+        except paged.TooLong:
+            assert len(tokens) > self.capacity
+            seq.close()
+            return
         assert 0 <= match.n_matched < len(tokens)
         self.live.append([seq, tokens[:match.n_matched]])
         self.grow(len(self.live) - 1, tokens[match.n_matched:])
@@ -71,6 +77,8 @@ class Story(RuleBasedStateMachine):
             append(self.cache, each[0], tokens)
         except paged.NoBlocks:
             each[0].reserve(0)
+        except paged.TooLong:
+            assert len(each[1]) + len(tokens) > self.capacity
         else:
             each[1] = each[1] + tokens
 
@@ -153,7 +161,8 @@ def test_shortage_says_its_numbers():
 
 def test_windows_and_groups():
     """A group with a window gives back what falls out of it; the other one keeps all."""
-    cache = paged.Cache(groups=[paged.Group(1, 1, 8, layout="plain"), paged.Group(1, 1, 8, layout="plain", window=8)], block_size=4, pool_bytes=1 << 20)
+    cache = paged.Cache(groups=[paged.Group(1, 1, 8, layout="plain"), paged.Group(1, 1, 8, layout="plain", window=8)],
+                        block_size=4, pool_bytes=1 << 20)
     seq = cache.sequence()
     for i in range(0, 40, 4):
         seq.reserve(4)
@@ -191,6 +200,34 @@ def test_contiguous_is_the_baseline():
     append(cache, other, range(3))
     with pytest.raises(paged.NoBlocks):
         cache.sequence().reserve(1)
+
+
+def test_128k_tokens_where_a_reservation_does_not_fit():
+    """A pool of 40 MiB holds one reservation for 128k tokens of one head (32 MiB), but a sequence of 128k tokens and three short
+    ones when it is paged; attention over them equals NumPy in double."""
+    n, rng = 128 * 1024, np.random.default_rng(1)
+    reserved = paged.Cache(1, 1, 64, block_size=64, pool_bytes=40 << 20, enable_paged=False, max_seq_tokens=n)
+    first, second = reserved.sequence(), reserved.sequence()
+    first.reserve(1)
+    with pytest.raises(paged.NoBlocks):
+        second.reserve(1)
+    cache = paged.Cache(1, 1, 64, block_size=64, pool_bytes=40 << 20)
+    seqs, parts = [], []
+    for length in (n, 32, 1024, 5000):
+        seq = cache.sequence()
+        seq.reserve(length)
+        k, v = (rng.standard_normal((length, 1, 64), np.float32) for _ in range(2))
+        cache.kv().write(k, v, seq.slots())
+        seq.commit(np.arange(length))
+        seqs.append(seq)
+        parts.append((k[:, 0].astype(np.float16).astype(float), v[:, 0].astype(np.float16).astype(float)))
+    q = rng.standard_normal((4, 1, 64), np.float32)
+    op = paged.Attention(1, 1, 64, block_size=64, max_seqs=4, max_q=4, max_k=n)
+    op.plan(cache.kv(), cache.tables(seqs))
+    out = op.run(q)
+    for got, row, (k, v) in zip(out[:, 0], q[:, 0], parts):
+        weight = np.exp(k @ row / 8)
+        assert np.abs(got - weight @ v / weight.sum()).max() < 2e-6
 
 
 def test_promises_wait_for_each_other():
@@ -243,8 +280,8 @@ def test_views_outlive_their_cache():
 
 
 def test_threads_and_garbage():
-    """Four threads on one cache drop sequences in cycles, so that they die in whichever thread the collector runs, also inside a call
-    of another one. In the end every block is back."""
+    """Four threads on one cache drop sequences in cycles, so that they die in whichever thread the collector runs, also inside a
+    call of another one. In the end every block is back."""
     seed = random.randrange(2**32)
     print("seed", seed)
     cache = paged.Cache(**SHAPE, block_size=4, max_blocks=8192, max_seqs=2000)

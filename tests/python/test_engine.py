@@ -1,5 +1,5 @@
-"""The engine from Python gives what the program `paged` gives for the same request, alone and together; streams can be left at any
-moment and from any thread; conversations reuse what was computed."""
+"""The engine from Python gives what the program `paged` gives for the same request, alone and together; streams can be left at
+any moment and from any thread; conversations reuse what was computed."""
 
 import gc
 import random
@@ -51,7 +51,8 @@ def test_together_as_alone(llm):
     alone = [llm.generate(prompt, max_tokens=12, seed=i, temperature=0.8) for i, prompt in enumerate(PROMPTS)]
     streams = [llm.stream(prompt, max_tokens=12, seed=i, temperature=0.8) for i, prompt in enumerate(PROMPTS)]
     assert [stream.result().tokens for stream in streams] == [answer.tokens for answer in alone]
-    assert [answer.text for answer in llm.generate(PROMPTS, max_tokens=6)] == [llm.generate(p, max_tokens=6).text for p in PROMPTS]
+    assert [answer.text for answer in llm.generate(PROMPTS, max_tokens=6)] == [llm.generate(p, max_tokens=6).text
+                                                                               for p in PROMPTS]
 
 
 def test_more_prompts_than_the_queue_holds(model):
@@ -94,9 +95,12 @@ def test_reuse_and_salt(llm):
     assert llm.generate(prompt, max_tokens=1, salt="b").cached_tokens == 0
 
 
-@pytest.mark.parametrize("options, words", [({"max_tokens": "many"}, "max_tokens is 'many'"), ({"top_p": 2.0}, "top_p is 2"), ({"colour": 1}, "no option colour"),
-                                            ({"stop": ["a\0b"]}, "stop has a character 0"), ({"seed": -1}, "seed is -1"), ({"n": 1000}, "1000"),
-                                            ({"stop_tokens": [1.5]}, "not integers"), ({"temperature": float("nan")}, "temperature")])
+@pytest.mark.parametrize("options, words", [({"max_tokens": "many"}, "max_tokens is 'many'"), ({"top_p": 2.0}, "top_p is 2"),
+                                            ({"colour": 1}, "no option colour"),
+                                            ({"stop": ["a\0b"]}, "stop has a character 0"), ({"seed": -1}, "seed is -1"),
+                                            ({"n": 1000}, "1000"),
+                                            ({"stop_tokens": [1.5]}, "not integers"),
+                                            ({"temperature": float("nan")}, "temperature")])
 def test_mistakes_are_named(llm, options, words):
     with pytest.raises(paged.InvalidArgument, match=words):
         llm.generate("x", **options)
@@ -128,7 +132,8 @@ def test_cache_config_of_the_document(model):
 
 
 def test_streams_are_left_at_any_moment(llm):
-    """By close, by the end of a `with`, by dropping them, also in a cycle; each time the request ends and its blocks come back."""
+    """By close, by the end of a `with`, by dropping them, also in a cycle; each time the request ends and its blocks come
+    back."""
     llm.generate("x", max_tokens=1)
     settled(llm)
     with llm.stream(PROMPTS[1], ignore_eos=True) as stream:
@@ -148,8 +153,8 @@ def test_streams_are_left_at_any_moment(llm):
 
 
 def test_threads_and_garbage(llm):
-    """Four threads ask, read, drop and cancel; the interpreter's collector runs all the while. Answers that are read to their end are the
-    ones of a quiet engine."""
+    """Four threads ask, read, drop and cancel; the interpreter's collector runs all the while. Answers that are read to their end
+    are the ones of a quiet engine."""
     seed = random.randrange(2**32)
     print("seed", seed)
     expected = {prompt: llm.generate(prompt, max_tokens=5).text for prompt in PROMPTS}
@@ -247,8 +252,8 @@ def test_conversations(llm):
 
 
 def test_conversation_cache_of_the_document(llm):
-    """Turns own token ranges of the model's own chat format; what is dropped is gone from the blocks and the rest is exactly a conversation
-    that never had it."""
+    """Turns own token ranges of the model's own chat format; what is dropped is gone from the blocks and the rest is exactly a
+    conversation that never had it."""
     cache = paged.ConversationCache(max_history_len=200, llm=llm)
     turns = [(f"Question number {i}?", f"Answer number {i}.") for i in range(4)]
     for turn in turns:

@@ -1,5 +1,5 @@
-"""The operator from Python equals NumPy in double, for random shapes, types, tables and options; what it is given wrong it refuses;
-and it computes without the GIL."""
+"""The operator from Python equals NumPy in double, for random shapes, types, tables and options; what it is given wrong it
+refuses; and it computes without the GIL."""
 
 import sys
 import threading
@@ -49,7 +49,8 @@ def test_attention_equals_numpy(step, threads, window, causal):
     if not causal:
         window = 0
     rng = np.random.default_rng(seed)
-    n_kv_heads, n_heads, dim, size = (shape["n_kv_heads"], shape["n_kv_heads"] * shape["group"], shape["head_dim"], shape["block_size"])
+    n_kv_heads, n_heads, dim, size = (shape["n_kv_heads"], shape["n_kv_heads"] * shape["group"], shape["head_dim"],
+                                      shape["block_size"])
     needed = [-(-n // size) for n in keys]
     order = iter(rng.permutation(sum(needed) + 2))
     blocks = np.full((len(keys), max(needed) + 1), -1, np.int32)
@@ -86,7 +87,8 @@ def windowed(q, k, v, i, window):
 
 
 @QUICK
-@given(st.sampled_from(["f16", "f32", "bf16", "i8"]), st.sampled_from(["plain", "packed"]), st.integers(1, 3), st.integers(0, 2**32 - 1))
+@given(st.sampled_from(["f16", "f32", "bf16", "i8"]), st.sampled_from(["plain", "packed"]), st.integers(1, 3),
+       st.integers(0, 2**32 - 1))
 def test_what_is_written_is_read_back(dtype, layout, n_kv_heads, seed):
     rng = np.random.default_rng(seed)
     if dtype == "i8":
@@ -229,7 +231,8 @@ MISTAKES = [
     (lambda: paged.KV(np.zeros((1, 1, 16, 16), np.float16)[..., ::2], np.zeros((1, 1, 16, 8), np.float16)), "not dense"),
     (lambda: paged.KV.empty(1, 1, 12, 8), "no multiple of 16"),
     (lambda: paged.KV.empty(-1, 1, 16, 8), "shapes are"),
-    (lambda: paged.KV(np.broadcast_to(np.zeros((1, 1, 16, 8), np.float16), (4, 1, 16, 8)), np.zeros((4, 1, 16, 8), np.float16)), "read-only"),
+    (lambda: paged.KV(np.broadcast_to(np.zeros((1, 1, 16, 8), np.float16), (4, 1, 16, 8)), np.zeros((4, 1, 16, 8), np.float16)),
+     "read-only"),
 ]
 
 

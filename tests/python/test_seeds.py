@@ -1,5 +1,5 @@
-"""The documents' interface does what their samples show: the samples run, the output equals dense attention in double within what f16
-can hold, pages are counted, and what their code would have overwritten is an error with its numbers."""
+"""The documents' interface does what their samples show: the samples run, the output equals dense attention in double within what
+f16 can hold, pages are counted, and what their code would have overwritten is an error with its numbers."""
 
 import gc
 import pathlib
@@ -30,7 +30,8 @@ def inference():
 
 def arrays(rng, shape, n_kv_heads=None, dtype=np.float16):
     batch, heads, n, dim = shape
-    return [rng.standard_normal((batch, h, n, dim), np.float32).astype(dtype) for h in (heads, n_kv_heads or heads, n_kv_heads or heads)]
+    return [rng.standard_normal((batch, h, n, dim), np.float32).astype(dtype)
+            for h in (heads, n_kv_heads or heads, n_kv_heads or heads)]
 
 
 def memory(batch, heads, max_blocks, page_size=PAGE, dtype=np.float16):
@@ -53,7 +54,7 @@ def test_pages_are_counted(inference):
     assert op.used_blocks(table, cache, per_head=True) == 128
     assert op.used_blocks(table, cache) == 4096
     assert op.num_tokens(table, cache) == 8192
-    assert op.bytes(table, cache) == (32 * 256 * PAGE, 32 * 128 * PAGE)
+    assert op.usage_bytes(table, cache) == (32 * 256 * PAGE, 32 * 128 * PAGE)
     # What the document prints as "blocks" is a sum of ids.
     assert table.sum().item() == 32 * sum(range(128))
     for head in range(32):
@@ -146,8 +147,8 @@ def test_pages_grow_and_shrink_between_calls():
 @pytest.mark.parametrize("dtype, cache_type", [("float16", np.float16), ("float32", np.float32), ("bfloat16", np.uint16)])
 @pytest.mark.parametrize("gather", [False, True])
 def test_gqa_batches_and_types(dtype, cache_type, gather):
-    """Two batch entries, four query heads on two KV heads, a prefill and five appended tokens, against NumPy on what the cache can
-    hold."""
+    """Two batch entries, four query heads on two KV heads, a prefill and five appended tokens, against NumPy on what the cache
+    can hold."""
     rng = np.random.default_rng(5)
     op = paged.PagedAttention(max_blocks_per_head=8, page_size=2048, kv_cache_dtype=dtype, gather=gather)
     table, cache = memory(2, 2, 8, 2048, cache_type)
@@ -226,7 +227,8 @@ def test_pages_may_be_moved_by_the_caller():
     assert moved[0][0, 0, :4].tolist() == [6, 1, 2, 3]
 
 
-@pytest.mark.parametrize("entries, words", [([1, 1], "page 1 .* twice"), ([0, 0], "page 0 .* twice"), ([0, 8], r"ids 0 … 8, not 0 … 7"),
+@pytest.mark.parametrize("entries, words", [([1, 1], "page 1 .* twice"), ([0, 0], "page 0 .* twice"),
+                                            ([0, 8], r"ids 0 … 8, not 0 … 7"),
                                             ([-1, 1], "ids -1")])
 def test_a_damaged_table_is_refused(entries, words):
     """Their sample takes a zero for a page and writes over it in silence."""
@@ -242,7 +244,8 @@ def test_a_damaged_table_is_refused(entries, words):
 
 
 def test_the_arithmetic_of_their_kernel_overwrites():
-    """The sample writes a page at (head + id) pages and reads at id: two heads share bytes there. Here every (head, page) has its own."""
+    """The sample writes a page at (head + id) pages and reads at id: two heads share bytes there. Here every (head, page) has
+    its own."""
     n_heads, n_pages = 4, 3
     theirs = {(head, page): head + page for head in range(n_heads) for page in range(n_pages)}
     assert len(set(theirs.values())) < len(theirs)
@@ -349,7 +352,8 @@ def test_block_table_of_the_document():
 def test_cache_config_of_the_document():
     config = {"block_size": 16, "max_blocks": 100000, "enable_paged": True}
     # LLaMA-2-13B: 40 layers, 40 heads of 128, f16: 819200 bytes a token.
-    with pytest.raises(paged.NoBlocks, match=r"max_blocks 100000 .* 1310720000000 bytes \(1310.72 GB\), the budget is 26000000000 bytes"):
+    with pytest.raises(paged.NoBlocks,
+                       match=r"max_blocks 100000 .* 1310720000000 bytes \(1310.72 GB\), the budget is 26000000000 bytes"):
         paged.Cache(40, 40, 128, cache_config=config, budget_bytes=26_000_000_000)
     cache = paged.Cache(1, 1, 64, cache_config=config)
     assert cache.stats()["n_blocks"] == 100000 and cache.stats()["block_size"] == 16

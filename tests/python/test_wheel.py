@@ -1,5 +1,5 @@
-"""A stranger's `pip install .`: the wheel is built in isolation and imported in an empty environment, where the operator computes; with
-ggml at hand it has the engine. Minutes, so only with --long; what costs nothing is asked of every build."""
+"""A stranger's `pip install .`: the wheel is built in isolation and imported in an empty environment, where the operator
+computes; with ggml at hand it has the engine. Minutes, so only with --long; what costs nothing is asked of every build."""
 
 import os
 import pathlib
@@ -31,7 +31,8 @@ print(paged.__version__, hasattr(paged, "LLM"))
 
 def run(*command, **env):
     clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "CMAKE_PREFIX_PATH")}
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False, timeout=900, env={**clean, **env})
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False, timeout=900,
+                          env={**clean, **env})
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -61,8 +62,8 @@ def empty(tmp_path_factory):
 @LONG
 @pytest.mark.parametrize("ggml", [False, True])
 def test_wheel_in_a_clean_environment(empty, tmp_path, ggml):
-    options = [f"--config-settings=cmake.define.ggml_DIR={os.environ['PAGED_GGML_DIR']}"] if ggml else ["--config-settings=cmake.define.CMAKE_DISABLE_FIND_PACKAGE_ggml=ON"]
-    run(empty, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, *options, ROOT)
+    define = f"ggml_DIR={os.environ['PAGED_GGML_DIR']}" if ggml else "CMAKE_DISABLE_FIND_PACKAGE_ggml=ON"
+    run(empty, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, f"--config-settings=cmake.define.{define}", ROOT)
     wheel, = tmp_path.glob("*.whl")
     assert re.fullmatch(rf"paged-{VERSION}-cp39-abi3-linux_\w+\.whl", wheel.name)
     with zipfile.ZipFile(wheel) as archive:
