@@ -10,12 +10,18 @@
  * A request that begins reserves all that it needs until its next token, at once or not at all. So 4 cannot
  * fail, and whoever is short of a block in 2 has made a token since he came.
  *
+ * Where layers have windows, that would take blocks of the whole prompt for a window of it. There 4 takes the
+ * blocks of each chunk, and what fell out of the windows has gone back by then. An admission counts the
+ * windows, and what prompts that are being computed are still going to take; blocks of several groups may lie
+ * scattered all the same, so that a chunk can lack one, as a token in 2.
+ *
  * Who gives a block: never the oldest, and nobody a second time before he has made a token. If then all
  * others are of that kind, the request that is short sits out the step and keeps what it has: they hold all
  * that they need to get on, and afterwards they may give again. If there are no others it goes back into the
  * queue and begins again, since tiles of packed tails may lie scattered; if that finds no room it has filled
  * the pool alone and ends. So the oldest always gets on, some request makes progress in every step, and each
- * one makes a token between two preemptions.
+ * one makes a token between two preemptions. (With windows the oldest may take from everybody, however often,
+ * and the last of these does not hold.)
  *
  * Progress: if nothing runs, the first of the queue is admitted or fails. */
 #include "engine/engine.h"
@@ -24,11 +30,13 @@ static int32_t blocks_for(const paged_engine *e, int32_t n_tokens) {
     return (n_tokens + e->config.block_size - 1) / e->config.block_size;
 }
 
-/* Blocks that a reservation may take: free ones and cached ones, which go for it, within the pool's limit. */
-static int32_t available(const paged_engine *e) {
+/* Bytes of blocks that a reservation may take: free ones and cached ones, which go for it, within the pool's
+ * limit. */
+static int64_t available(const paged_engine *e) {
     const paged_cache *c = e->cache;
     const size_t left = c->used_bytes < c->max_bytes ? c->max_bytes - c->used_bytes : 0;
-    return (int32_t)PAGED_MIN((size_t)(e->n_blocks - c->groups[0].n_used), left / c->groups[0].block_bytes);
+    if (e->n_groups > 1) return (int64_t)left;
+    return (int64_t)PAGED_MIN((size_t)(e->n_blocks - c->groups[0].n_used) * c->groups[0].block_bytes, left);
 }
 
 void paged__drop_ended(paged_engine *e) {
@@ -94,9 +102,25 @@ static bool others_compute(const paged_engine *e, const paged__request *r) {
     return false;
 }
 
-/* For all that is left to compute. */
-static int32_t blocks_needed(const paged_engine *e, const paged__request *r) {
-    return paged_seq_blocks_needed(e->cache, r->seq, 0, r->n_tokens - r->n_cached);
+/* Bytes for all that is left to compute; of a group with a window, for what there is of it at a time. */
+static int64_t needed_by(const paged_engine *e, const paged__request *r) {
+    int64_t bytes = 0;
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        const paged__group *group = &e->cache->groups[g];
+        int32_t n = paged_seq_blocks_needed(e->cache, r->seq, g, r->n_tokens - r->n_cached);
+        if (e->windowed && group->config.window)
+            n = PAGED_MIN(n, blocks_for(e, group->config.window + e->config.chunk_tokens) + 1);
+        bytes += (int64_t)group->block_bytes * n;
+    }
+    return bytes;
+}
+
+/* What the prompts of others are going to take, where they take it chunk by chunk. */
+static int64_t promised(const paged_engine *e, const paged__request *r) {
+    int64_t bytes = 0;
+    for (int32_t i = 0; e->windowed && i < e->n_running; i++)
+        if (e->running[i] != r && !e->running[i]->awaits) bytes += needed_by(e, e->running[i]);
+    return bytes;
 }
 
 /* Leaves a request that begins the whole blocks of what it found. */
@@ -107,28 +131,31 @@ static void cut_to_blocks(paged_engine *e, paged__request *r) {
     r->blocks_used = blocks_for(e, r->n_cached);
 }
 
-/* Blocks that an admission leaves to those that run, so that they do not throw each other out at once: each
- * may fill one more. */
-static int32_t blocks_left_to_others(const paged_engine *e, const paged__request *r) {
-    return others_compute(e, r) ? PAGED_MIN(e->watermark, e->n_running) : 0;
+/* What an admission leaves to those that run, so that they do not throw each other out at once: each may fill
+ * one more block. */
+static int64_t left_to_others(const paged_engine *e, const paged__request *r) {
+    int64_t bytes = 0;
+    for (int32_t g = 0; g < e->n_groups; g++) bytes += (int64_t)e->cache->groups[g].block_bytes;
+    return others_compute(e, r) ? PAGED_MIN(e->watermark, e->n_running) * bytes : 0;
 }
 
-/* From here on the request computes, and lacks nothing until it has made its next token. NO_BLOCKS: it does
- * not fit beside those that run. */
+/* From here on the request computes, and without windows lacks nothing until it has made its next token.
+ * NO_BLOCKS: it does not fit beside those that run. */
 static paged_status begin(paged_engine *e, paged__request *r) {
-    const int32_t n_before = available(e), n_kept = blocks_left_to_others(e, r);
+    const int64_t before = available(e), kept = left_to_others(e, r) + promised(e, r);
     paged_status s = reuse(e, r);
     if (s) return s;
-    r->n_needed = n_before - available(e) + blocks_needed(e, r) + n_kept;
-    if (r->n_needed > n_before && e->packed_tails && r->n_cached % e->config.block_size) {
+    r->needed_bytes = before - available(e) + needed_by(e, r) + kept;
+    if (r->needed_bytes > before && e->packed_tails && r->n_cached % e->config.block_size) {
         /* What was found of a block lies in tiles, which take room until they have become a block. */
         cut_to_blocks(e, r);
-        r->n_needed = n_before - available(e) + blocks_needed(e, r) + n_kept;
+        r->needed_bytes = before - available(e) + needed_by(e, r) + kept;
     }
-    if (r->n_needed > n_before) return PAGED_ERR_NO_BLOCKS;
-    s = paged_seq_reserve(e->cache, r->seq, r->n_tokens - r->n_cached);
+    /* What was found of a window is counted twice, so that the sum says nothing about one that is alone. */
+    if (r->needed_bytes > before && (!e->windowed || others_compute(e, r))) return PAGED_ERR_NO_BLOCKS;
+    s = e->windowed ? PAGED_OK : paged_seq_reserve(e->cache, r->seq, r->n_tokens - r->n_cached);
     if (s) return s;
-    r->n_needed = 0;
+    r->needed_bytes = 0;
     if (!r->start_ns) r->start_ns = paged__engine_now(e);
     return PAGED_OK;
 }
@@ -186,7 +213,7 @@ static void admit(paged_engine *e) {
             r->wait = PAGED_WAIT_PROMISE;
             return;
         }
-        if (e->n_running > 0 && r->n_needed > available(e)) return;
+        if (e->n_running > 0 && r->needed_bytes > available(e)) return;
         if (paged_seq_create(e->cache, &r->seq) != PAGED_OK) return;
         paged__request_run(e, r);
         r->error = promise(e, r);
@@ -199,15 +226,16 @@ static void admit(paged_engine *e) {
 
 /* ---- to give ---- */
 
-/* Of those that run, the one that is to give its blocks; -1: nobody. */
-static int32_t find_victim(const paged_engine *e) {
+/* Of those that run, the one that is to give its blocks to `taker`; -1: nobody. */
+static int32_t find_victim(const paged_engine *e, const paged__request *taker) {
     int32_t oldest = 0;
     for (int32_t i = 1; i < e->n_running; i++)
         if (e->running[i]->id < e->running[oldest]->id) oldest = i;
     for (int32_t i = e->n_running - 1; i >= 0; i--) {
         const paged__request *r = e->running[i];
         const bool must_get_on = r->n_preemptions > 0 && r->n_tokens == r->n_came_with;
-        if (i != oldest && !r->awaits && !must_get_on) return i;
+        const bool must_give = e->windowed && e->running[oldest] == taker;
+        if (i != oldest && !r->awaits && (must_give || !must_get_on)) return i;
     }
     return -1;
 }
@@ -237,14 +265,27 @@ static bool decodes(const paged__request *r) {
     return !r->awaits && r->n_tokens > r->n_came_with && r->n_tokens - r->n_cached == 1;
 }
 
-/* A slot for the newest token of the request in place *at of the running ones. False: it has no part in this
+/* The request has no room, and there is nobody to give some or to wait for. Tiles of packed tails may lie
+ * scattered, so that it begins again; otherwise it has filled the pool. */
+static void give_up(paged_engine *e, paged__request *r, paged_status why) {
+    if (why == PAGED_ERR_NO_BLOCKS && !e->windowed) {
+        paged__request_wait(e, r, PAGED_WAIT_BLOCKS);
+    } else if (why == PAGED_ERR_NO_BLOCKS && r->n_tokens > r->n_prompt) {
+        paged__request_finish(e, r, PAGED_FINISH_LENGTH);
+    } else {
+        r->error = why;
+        paged__request_finish(e, r, PAGED_FINISH_ERROR);
+    }
+}
+
+/* Slots for the next n_tokens of the request in place *at of the running ones. False: it has no part in this
  * step. *at moves with it, or, if it left the list, to the place before. */
-static bool reserve_next(paged_engine *e, int32_t *at) {
+static bool reserve_next(paged_engine *e, int32_t *at, int32_t n_tokens) {
     paged__request *r = e->running[*at];
     for (;;) {
-        paged_status s = paged_seq_reserve(e->cache, r->seq, 1);
+        paged_status s = paged_seq_reserve(e->cache, r->seq, n_tokens);
         if (!s) return true;
-        const int32_t victim = s == PAGED_ERR_NO_BLOCKS ? find_victim(e) : -1;
+        const int32_t victim = s == PAGED_ERR_NO_BLOCKS ? find_victim(e, r) : -1;
         if (victim >= 0) {
             paged__request *gives = e->running[victim];
             preempt(e, gives);
@@ -255,11 +296,7 @@ static bool reserve_next(paged_engine *e, int32_t *at) {
             e->stats.n_stalls++;
             return false;
         } else {
-            r->error = s == PAGED_ERR_NO_BLOCKS ? PAGED_OK : s;
-            if (r->error)
-                paged__request_finish(e, r, PAGED_FINISH_ERROR);
-            else
-                paged__request_wait(e, r, PAGED_WAIT_BLOCKS);
+            give_up(e, r, s);
             --*at;
             return false;
         }
@@ -273,16 +310,18 @@ static void add_decoding(paged_engine *e, int32_t budget) {
         paged__request *r = e->running[i];
         if (!decodes(r)) continue;
         r->wait = PAGED_WAIT_NONE;
-        if (reserve_next(e, &i)) add_piece(e, r, 1);
+        if (reserve_next(e, &i, 1)) add_piece(e, r, 1);
     }
 }
 
-/* What begins lacks nothing (see begin). */
+/* Without windows what begins lacks nothing (see begin). */
 static void add_prompts(paged_engine *e, int32_t budget) {
     for (int32_t i = 0; i < e->n_running && budget > 0; i++) {
         paged__request *r = e->running[i];
         if (r->awaits || decodes(r)) continue;
         const int32_t n = PAGED_MIN(r->n_tokens - r->n_cached, budget);
+        r->wait = PAGED_WAIT_NONE;
+        if (e->windowed && !reserve_next(e, &i, n)) continue;
         add_piece(e, r, n);
         budget -= n;
     }
@@ -297,4 +336,11 @@ void paged__schedule(paged_engine *e) {
     if ((n_preemptions == e->stats.n_preemptions && n_stalls == e->stats.n_stalls) || e->n_running == 0)
         admit(e);
     add_prompts(e, e->config.chunk_tokens - e->n_pieces);
+    /* One that ended in its prompt for want of blocks was perhaps what all the others waited for. Each turn
+     * ends one or makes a piece. */
+    while (e->windowed && e->n_pieces == 0 && e->n_running + e->n_waiting > 0) {
+        wake(e);
+        admit(e);
+        add_prompts(e, e->config.chunk_tokens);
+    }
 }

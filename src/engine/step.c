@@ -47,6 +47,7 @@ static int32_t common_tokens(const paged_engine *e, const paged_tables *t, int32
 static void find_shared(paged_engine *e, const paged_tables *t) {
     const int32_t last = blocks_of_split(e) - 1;
     e->n_shared = 0;
+    if (e->windowed) return; /* what is in common of one group is no longer there in another */
     for (int32_t first = 0, end; first < e->n_pieces; first = end) {
         end = first + 1;
         if (!may_share(e, &e->pieces[first])) continue;
@@ -64,15 +65,27 @@ static void find_shared(paged_engine *e, const paged_tables *t) {
     e->stats.n_cascade_steps += e->n_shared > 0;
 }
 
+/* Where the keys and values of a piece go and are, in each group; `row`: of its first token. */
+static void lay_out_groups(paged_engine *e, int32_t piece, int32_t row, int32_t n_rows) {
+    const paged__piece *p = &e->pieces[piece];
+    const paged__request *r = p->request;
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        int64_t *slots = e->step_slots + (ptrdiff_t)g * n_rows + row;
+        PAGED_ASSERT(!paged_seq_slots(e->cache, r->seq, g, r->n_cached, p->n_tokens, slots));
+        e->first_k[g * e->config.max_running + piece] = paged_seq_first_k(e->cache, r->seq, g);
+    }
+}
+
 static void lay_out(paged_engine *e, paged__step *step) {
-    paged_tables tables = {0};
-    PAGED_ASSERT(paged_cache_tables(e->cache, 0, &tables) == PAGED_OK);
-    find_shared(e, &tables);
-    int32_t n = 0, n_outputs = 0;
+    int32_t n = 0, n_outputs = 0, n_rows = 0;
+    for (int32_t g = 0; g < e->n_groups; g++)
+        PAGED_ASSERT(paged_cache_tables(e->cache, g, &e->tables[g]) == PAGED_OK);
+    find_shared(e, &e->tables[0]);
+    for (int32_t i = 0; i < e->n_pieces; i++) n_rows += e->pieces[i].n_tokens;
     for (int32_t i = 0; i < e->n_pieces; i++) {
         paged__piece *p = &e->pieces[i];
         const paged__request *r = p->request;
-        PAGED_ASSERT(!paged_seq_slots(e->cache, r->seq, 0, r->n_cached, p->n_tokens, e->step_slots + n));
+        lay_out_groups(e, i, n, n_rows);
         lay_out_outputs(e, p, n, &n_outputs);
         e->cu_seqlens_q[i] = n;
         e->seqlens_k[i] = r->n_cached + p->n_tokens;
@@ -83,20 +96,24 @@ static void lay_out(paged_engine *e, paged__step *step) {
         }
     }
     e->cu_seqlens_q[e->n_pieces] = n;
-
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        e->tables[g].rows = e->rows;
+        e->tables[g].seqlens_k = e->seqlens_k;
+        e->tables[g].first_k =
+            e->cache->groups[g].config.window ? e->first_k + (ptrdiff_t)g * e->config.max_running : NULL;
+        e->tables[g].n_seqs = e->n_pieces;
+    }
     *step = (paged__step){.n_tokens = n,
                           .tokens = e->step_tokens,
                           .positions = e->positions,
                           .slots = e->step_slots,
+                          .tables = e->tables,
                           .n_outputs = n_outputs,
                           .outputs = e->outputs};
     step->batch.cu_seqlens_q = e->cu_seqlens_q;
     step->batch.n_shared = e->n_shared;
     step->batch.shared = e->shared;
-    step->batch.tables = tables;
-    step->batch.tables.rows = e->rows;
-    step->batch.tables.seqlens_k = e->seqlens_k;
-    step->batch.tables.n_seqs = e->n_pieces;
+    step->batch.tables = e->tables[0];
 }
 
 static void score_prompt(const paged_engine *e, const paged__piece *p) {

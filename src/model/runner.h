@@ -25,8 +25,9 @@ typedef struct paged__runner_config {
 typedef struct paged__step {
     int32_t n_tokens;
     const int32_t *tokens, *positions; /* [n_tokens] */
-    const int64_t *slots;              /* [n_tokens] where the keys and values of each token go */
-    paged_batch batch;                 /* the rows of tokens by sequence, and their block tables */
+    const int64_t *slots;              /* [n_groups, n_tokens] where the keys and values of each token go */
+    paged_batch batch;                 /* the rows of tokens by sequence, and their block tables in group 0 */
+    const paged_tables *tables; /* [n_groups] the block tables; groups as the engine made its cache of */
     int32_t n_outputs;
     const int32_t *outputs; /* [n_outputs] ascending rows whose logits are wanted */
 } paged__step;
