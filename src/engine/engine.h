@@ -193,8 +193,9 @@ void paged__sampler_free(paged__sampler *s);
 int32_t paged__sample(paged__sampler *s, const float *logits, const paged__choice *how);
 /* log softmax(logits)[token]; and the most likely token (lowest id on ties) if top1 is not NULL. */
 float paged__logprob(paged__sampler *s, const float *logits, int32_t token, int32_t *top1);
-/* The same, and the k ≥ 1 most likely tokens, best first. */
-float paged__top_logprobs(paged__sampler *s, const float *logits, int32_t token, int32_t k,
-                          paged_top_logprob *top);
+/* paged__sample(), and the token's log-probability in *score; with params->n_top_logprobs also so many most
+ * likely tokens, best first. */
+int32_t paged__sample_scored(paged__sampler *s, const float *logits, const paged__choice *how, float *score,
+                             paged_top_logprob *top);
 
 #endif

@@ -153,13 +153,9 @@ static int32_t choose(paged__sampler *sampler, paged__request *r, const float *r
                                .choice = r->choice,
                                .ban_eog = q->ignore_eos || n_new < q->min_tokens,
                                .ban_stops = n_new < q->min_tokens};
-    const int32_t token = paged__sample(sampler, row, &how);
-    if (n_top)
-        r->logprobs[n_new] =
-            paged__top_logprobs(sampler, row, token, n_top, r->top_logprobs + (ptrdiff_t)n_new * n_top);
-    else if (r->logprobs)
-        r->logprobs[n_new] = paged__logprob(sampler, row, token, NULL);
-    return token;
+    if (!r->logprobs) return paged__sample(sampler, row, &how);
+    return paged__sample_scored(sampler, row, &how, &r->logprobs[n_new],
+                                r->top_logprobs ? r->top_logprobs + (ptrdiff_t)n_new * n_top : NULL);
 }
 
 static void add_token(paged_engine *e, paged__request *r, int32_t token) {
