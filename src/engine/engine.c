@@ -56,50 +56,72 @@ static void set_fingerprint(paged_engine *e, const paged_model_info *info) {
     if (paged__rope_is_long(&e->model->hp.rope[0], e->n_ctx)) e->fingerprint[1] = ~e->fingerprint[1];
 }
 
-/* Groups of layers as the model has them. Returns the bytes of a block of each, all together. */
-static size_t describe_groups(const paged_engine *e, const paged_model_info *info,
-                              paged_group_config groups[PAGED__MODEL_GROUPS]) {
+/* Groups of layers as the backend has them, or the model. Returns how many. */
+static int32_t fill_groups(const paged_engine *e, const paged_model_info *info,
+                           paged_group_config groups[PAGED__MODEL_GROUPS]) {
     const paged_engine_config *c = &e->config;
-    size_t block_bytes = 0;
-    for (int32_t g = 0; g < e->model->n_groups; g++) {
+    const int32_t n = e->backend.groups ? e->backend.n_groups : e->model->n_groups;
+    PAGED_ASSERT(n >= 1 && n <= PAGED__MODEL_GROUPS);
+    for (int32_t g = 0; g < n; g++) {
         groups[g] = (paged_group_config){.n_layers = e->model->groups[g].n_layers,
                                          .n_kv_heads = info->n_kv_heads,
                                          .head_dim_k = info->head_dim_k,
                                          .head_dim_v = info->head_dim_v,
-                                         .type = c->kv_type,
-                                         .layout = c->kv_plain ? PAGED_LAYOUT_PLAIN : PAGED_LAYOUT_PACKED,
                                          .window = e->model->groups[g].window};
-        block_bytes += paged_block_bytes(&groups[g], c->block_size);
+        if (e->backend.groups) groups[g] = e->backend.groups[g];
+        groups[g].type = c->kv_type;
+        groups[g].layout = c->kv_plain ? PAGED_LAYOUT_PLAIN : PAGED_LAYOUT_PACKED;
     }
-    return block_bytes;
+    return n;
+}
+
+/* Whether a request of n_tokens fits the pool when it is alone there: its blocks, of a window those that are
+ * there at a time, in as many extents as they need when each belongs to one group. */
+static bool fits_alone(const paged_engine *e, int32_t n_tokens) {
+    const int32_t size = e->config.block_size;
+    int64_t n_extents = 0;
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        const paged__group *group = &e->cache->groups[g];
+        const int32_t window = group->config.window + e->config.chunk_tokens;
+        int64_t n = (n_tokens + size - 1) / size;
+        if (group->config.window) n = PAGED_MIN(n, (window + size - 1) / size + 1);
+        if (e->n_groups == 1) return n <= e->n_blocks;
+        const int64_t n_each = (int64_t)paged__extent_blocks_min(e->cache->extent_bytes, group->block_bytes);
+        n_extents += (n + n_each - 1) / n_each;
+    }
+    return n_extents <= e->cache->n_extents;
 }
 
 /* The pool, and the context that it can hold: the smaller of what was asked for and what fits. */
 static paged_status create_cache(paged_engine *e, const paged_model_info *info, paged_error *err) {
     paged_engine_config *c = &e->config;
     paged_group_config groups[PAGED__MODEL_GROUPS];
-    const size_t block_bytes = describe_groups(e, info, groups);
+    e->n_groups = fill_groups(e, info, groups);
+    for (int32_t g = 0; g < e->n_groups; g++) e->windowed |= groups[g].window > 0 && !c->contiguous;
     const int64_t blocks_each = (c->n_ctx + c->block_size - 1) / c->block_size;
-    e->packed_tails =
-        !c->no_packed_tails && !c->contiguous && !c->kv_plain && c->block_size >= 32 && c->block_size <= 256;
+    e->packed_tails = !c->no_packed_tails && !c->contiguous && !e->windowed && !c->kv_plain &&
+                      c->block_size >= 32 && c->block_size <= 256;
     /* A packed tail that is full is copied to a block before its tiles are free. */
     const int64_t n_spare = e->packed_tails;
     if (c->pool_bytes == 0)
-        c->pool_bytes = paged_pool_bytes_for(groups, e->model->n_groups, c->block_size,
+        c->pool_bytes = paged_pool_bytes_for(groups, e->n_groups, c->block_size,
                                              (blocks_each * c->max_running + n_spare) * c->block_size);
     if (c->pool_bytes == 0)
         return paged__fail(err, PAGED_ERR_NO_MEMORY,
                            "the pool for %d requests of %d tokens is larger than the address space",
                            c->max_running, c->n_ctx);
+    const size_t block_bytes = paged_block_bytes(&groups[0], c->block_size);
     if (c->pool_bytes < block_bytes)
         return paged__fail(err, PAGED_ERR_NO_BLOCKS,
                            "a pool of %zu bytes holds no block; one block of %d tokens needs %zu",
                            c->pool_bytes, c->block_size, block_bytes);
-    const int64_t n_slots = (int64_t)(c->pool_bytes / block_bytes) * c->block_size;
-    e->n_ctx = (int32_t)PAGED_MIN((int64_t)c->n_ctx, n_slots - n_spare);
+    e->n_ctx = c->n_ctx;
+    if (!e->windowed)
+        e->n_ctx = (int32_t)PAGED_MIN((int64_t)c->n_ctx,
+                                      (int64_t)(c->pool_bytes / block_bytes) * c->block_size - n_spare);
     const paged_cache_config cc = {.struct_size = sizeof cc,
                                    .groups = groups,
-                                   .n_groups = e->model->n_groups,
+                                   .n_groups = e->n_groups,
                                    .block_size = c->block_size,
                                    .pool_bytes = c->pool_bytes,
                                    .max_seqs = c->max_running,
@@ -115,6 +137,11 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
     if (s) return s;
     paged_cache_get_stats(e->cache, &stats);
     e->n_blocks = stats.n_blocks;
+    while (!c->contiguous && e->n_ctx > 0 && !fits_alone(e, e->n_ctx)) e->n_ctx--;
+    if (e->n_ctx == 0)
+        return paged__fail(err, PAGED_ERR_NO_BLOCKS,
+                           "a pool of %zu bytes holds no block of each of %d groups", c->pool_bytes,
+                           e->n_groups);
     /* Nobody asks for more than he came with where runs are whole. */
     e->watermark = c->contiguous ? 0 : (stats.n_blocks + WATERMARK - 1) / WATERMARK;
     return PAGED_OK;
@@ -134,11 +161,16 @@ static void runner_run(void *self, void (*fn)(void *user, int32_t ith, int32_t n
 }
 
 /* The runner with the clock of the machine, or what the caller brought. */
-static paged_status create_backend(paged_engine *e, const paged_model_info *info, paged_error *err) {
+static paged_status create_backend(paged_engine *e, paged_error *err) {
     const paged_engine_config *c = &e->config;
-    paged_kv *kv = paged__calloc((size_t)info->n_layers, sizeof *kv);
-    if (!kv) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %d layers", info->n_layers);
-    for (int32_t i = 0; i < info->n_layers; i++) {
+    int32_t n_layers = 0, n = 0;
+    for (int32_t g = 0; g < e->n_groups; g++) n_layers += e->cache->groups[g].config.n_layers;
+    paged_kv *kv = paged__calloc((size_t)n_layers, sizeof *kv);
+    if (!kv) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %d layers", n_layers);
+    for (int32_t g = 0; e->backend.step && g < e->n_groups; g++)
+        for (int32_t i = 0; i < e->cache->groups[g].config.n_layers; i++)
+            PAGED_ASSERT(paged_cache_kv(e->cache, g, i, &kv[n++]) == PAGED_OK);
+    for (int32_t i = 0; !e->backend.step && i < n_layers; i++) {
         const paged__layer *l = &e->model->layers[i];
         PAGED_ASSERT(paged_cache_kv(e->cache, l->group, l->in_group, &kv[i]) == PAGED_OK);
     }
@@ -172,7 +204,7 @@ static paged_status create_tables(paged_engine *e, paged_error *err) {
     e->positions = paged__calloc(n, sizeof *e->positions);
     e->outputs = paged__calloc(n, sizeof *e->outputs);
     bool has_groups = true;
-    for (int32_t g = 0; g < e->model->n_groups; g++) {
+    for (int32_t g = 0; g < e->n_groups; g++) {
         e->step_slots[g] = paged__calloc(n, sizeof *e->step_slots[g]);
         e->first_k[g] = paged__calloc(n_run, sizeof *e->first_k[g]);
         has_groups = has_groups && e->step_slots[g] && e->first_k[g];
@@ -213,7 +245,7 @@ static paged_status create(paged_engine *e, const paged_engine_config *config, p
     e->max_outputs = PAGED_MIN(e->max_outputs, e->config.chunk_tokens);
     s = create_cache(e, &info, err);
     if (!s) set_fingerprint(e, &info);
-    if (!s) s = create_backend(e, &info, err);
+    if (!s) s = create_backend(e, err);
     if (!s) s = create_tables(e, err);
     if (!s && e->runner)
         s = paged__model_self_test(e->model, e->config.n_threads, &e->deterministic, e->determinism,
@@ -270,9 +302,10 @@ void paged_engine_free(paged_engine *e) {
 void paged_engine_get_info(const paged_engine *e, paged_engine_info *out) {
     paged_model_info info;
     paged_cache_stats stats;
-    paged_group_config groups[PAGED__MODEL_GROUPS];
+    size_t block_bytes = 0; /* of all groups */
     paged_model_get_info(e->model, &info);
     paged_cache_get_stats(e->cache, &stats);
+    for (int32_t g = 0; g < e->n_groups; g++) block_bytes += e->cache->groups[g].block_bytes;
     *out = (paged_engine_info){
         .n_ctx = e->n_ctx,
         .block_size = e->config.block_size,
@@ -286,7 +319,7 @@ void paged_engine_get_info(const paged_engine *e, paged_engine_info *out) {
         .weight_bytes = info.weight_bytes,
         .pool_bytes = e->config.pool_bytes,
         .compute_bytes = e->runner ? paged__runner_compute_bytes(e->runner) : 0,
-        .kv_bytes_per_token = describe_groups(e, &info, groups) / (size_t)e->config.block_size,
+        .kv_bytes_per_token = block_bytes / (size_t)e->config.block_size,
         .n_blocks = stats.n_blocks,
         .packed_tails = e->packed_tails,
         .contiguous = e->config.contiguous,

@@ -65,8 +65,8 @@ typedef struct paged__request {
     int32_t choice;     /* of the n answers to one prompt; the first one's id is id - choice */
     int64_t rank_ns;    /* when it was submitted, less what its priority is worth */
     paged_wait wait;
-    int32_t n_came_with; /* tokens that it had when it was admitted, the last time */
-    int32_t n_needed;    /* blocks that there have to be before it is worth another try; 0: not known */
+    int32_t n_came_with;  /* tokens that it had when it was admitted, the last time */
+    int64_t needed_bytes; /* that there have to be before it is worth another try; 0: not known */
     int32_t n_preemptions;
     bool awaits;     /* runs, and waits for what another one computes */
     paged_miss miss; /* why no more was reused */
@@ -108,14 +108,17 @@ typedef struct paged__piece {
 /* What computes a step and tells the time: the runner and the machine's clock, or something else in tests. */
 typedef struct paged__backend {
     void *self; /* borrowed */
-    /* Once, before anything else. kv: [n_layers] where keys and values lie; what they point to lives as long
-     * as the engine. */
+    /* Once, before anything else. kv: [layers of all groups] where keys and values lie; what they point to
+     * lives as long as the engine. */
     paged_status (*bind)(void *self, const paged_kv *kv, paged_error *err);
     /* As paged__runner_step. */
     paged_status (*step)(void *self, const paged__step *step, const float **logits, paged_error *err);
     uint64_t (*now_ns)(void *self); /* never goes back, never 0 */
     /* fn(user, ith, nth) on all threads, at most config.n_threads; NULL: there is one. */
     void (*run)(void *self, void (*fn)(void *user, int32_t ith, int32_t nth), void *user);
+    /* The groups of layers of its model; NULL: one, of the sizes of the model that the engine was given. */
+    const paged_group_config *groups;
+    int32_t n_groups;
 } paged__backend;
 
 struct paged_engine {
@@ -134,6 +137,8 @@ struct paged_engine {
     paged__request **running; /* [max_running] best rank first */
     int32_t n_waiting, n_running;
     bool packed_tails;
+    int32_t n_groups;
+    bool windowed; /* a group has a window, so that prompts take their blocks chunk by chunk */
     int32_t n_blocks;
     int32_t watermark;        /* blocks that an admission leaves to those that run, one each at most */
     paged_engine_stats stats; /* what is counted since create */
@@ -229,8 +234,9 @@ void paged__sampler_free(paged__sampler *s);
 int32_t paged__sample(paged__sampler *s, const float *logits, const paged__choice *how);
 /* log softmax(logits)[token]; and the most likely token (lowest id on ties) if top1 is not NULL. */
 float paged__logprob(paged__sampler *s, const float *logits, int32_t token, int32_t *top1);
-/* The same, and the k ≥ 1 most likely tokens, best first. */
-float paged__top_logprobs(paged__sampler *s, const float *logits, int32_t token, int32_t k,
-                          paged_top_logprob *top);
+/* paged__sample(), and the token's log-probability in *score; with params->n_top_logprobs also so many most
+ * likely tokens, best first. */
+int32_t paged__sample_scored(paged__sampler *s, const float *logits, const paged__choice *how, float *score,
+                             paged_top_logprob *top);
 
 #endif

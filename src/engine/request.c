@@ -178,7 +178,8 @@ void paged__request_clear(paged_engine *e, paged__request *r) {
     r->read_to_end = r->awaits = false;
     r->miss = PAGED_MISS_NONE;
     r->wait = PAGED_WAIT_NONE;
-    r->choice = r->n_came_with = r->n_needed = r->n_preemptions = 0;
+    r->choice = r->n_came_with = r->n_preemptions = 0;
+    r->needed_bytes = 0;
     r->submit_ns = r->start_ns = r->first_ns = r->last_ns = r->deadline_ns = 0;
 }
 

@@ -341,11 +341,9 @@ static bool cut(paged__sampler *s, const float *x, const paged_request *p, float
     return true;
 }
 
-int32_t paged__sample(paged__sampler *s, const float *logits, const paged__choice *how) {
+/* x: the row after changes, whose maxima are there, and its best token. */
+static int32_t sample(paged__sampler *s, const float *x, int32_t best, const paged__choice *how) {
     const paged_request *p = how->params;
-    const float *x = change(s, logits, how);
-    paged__select_maxima(x, s->n_vocab, s->maxima);
-    const int32_t best = best_of(s, x);
     if (best < 0) return 0;
     if (!(p->temperature >= GREEDY_BELOW) || p->top_p <= 0 || p->top_k == 1 || x[best] == -INFINITY)
         return best;
@@ -357,20 +355,28 @@ int32_t paged__sample(paged__sampler *s, const float *logits, const paged__choic
     return s->tokens[reach(s->weights, s->n, u * kept)];
 }
 
+/* The best token of a row whose maxima this takes; -1: all are NaN. */
+static int32_t look_at(paged__sampler *s, const float *x) {
+    paged__select_maxima(x, s->n_vocab, s->maxima);
+    return best_of(s, x);
+}
+
+int32_t paged__sample(paged__sampler *s, const float *logits, const paged__choice *how) {
+    const float *x = change(s, logits, how);
+    return sample(s, x, look_at(s, x), how);
+}
+
 /* ---- log-probabilities ---- */
 
-float paged__logprob(paged__sampler *s, const float *logits, int32_t token, int32_t *top1) {
-    paged__select_maxima(logits, s->n_vocab, s->maxima);
-    const int32_t best = PAGED_MAX(best_of(s, logits), 0);
-    if (top1) *top1 = best;
+static float logprob(paged__sampler *s, const float *logits, int32_t best, int32_t token) {
     paged__select_sums(logits, s->n_vocab, logits[best], (float)LOG2_E, s->sums);
     return (float)((double)logits[token] - (double)logits[best] - log(total_of(s)));
 }
 
-float paged__top_logprobs(paged__sampler *s, const float *logits, int32_t token, int32_t k,
+/* The maxima of the row are there. */
+static float top_logprobs(paged__sampler *s, const float *logits, int32_t best, int32_t token, int32_t k,
                           paged_top_logprob *top) {
-    int32_t best;
-    const float of_token = paged__logprob(s, logits, token, &best), max = logits[best];
+    const float of_token = logprob(s, logits, best, token), max = logits[best];
     const double log_total = (double)logits[token] - (double)of_token;
     gather_enough(s, logits, max, (float)LOG2_E, -INFINITY, k, 0);
     paged__select_weights(s->logits, s->n, max, (float)LOG2_E, s->weights);
@@ -382,4 +388,20 @@ float paged__top_logprobs(paged__sampler *s, const float *logits, int32_t token,
                                                 (float)((double)s->logits[s->border[i]] - log_total)}
                           : (paged_top_logprob){-1, -INFINITY};
     return of_token;
+}
+
+float paged__logprob(paged__sampler *s, const float *logits, int32_t token, int32_t *top1) {
+    const int32_t best = PAGED_MAX(look_at(s, logits), 0);
+    if (top1) *top1 = best;
+    return logprob(s, logits, best, token);
+}
+
+int32_t paged__sample_scored(paged__sampler *s, const float *logits, const paged__choice *how, float *score,
+                             paged_top_logprob *top) {
+    const float *x = change(s, logits, how);
+    const int32_t first = look_at(s, x), token = sample(s, x, first, how), k = how->params->n_top_logprobs;
+    /* Scores are of the row before changes; mostly there are none. */
+    const int32_t best = PAGED_MAX(x == logits ? first : look_at(s, logits), 0);
+    *score = k ? top_logprobs(s, logits, best, token, k, top) : logprob(s, logits, best, token);
+    return token;
 }

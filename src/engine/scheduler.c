@@ -10,12 +10,18 @@
  * A request that begins reserves all that it needs until its next token, at once or not at all. So 4 cannot
  * fail, and whoever is short of a block in 2 has made a token since he came.
  *
+ * Where layers have windows, that would take blocks of the whole prompt for a window of it. There 4 takes the
+ * blocks of each chunk, and what fell out of the windows has gone back by then. An admission counts the
+ * windows, and what prompts that are being computed are still going to take; blocks of several groups may lie
+ * scattered all the same, so that a chunk can lack one, as a token in 2.
+ *
  * Who gives a block: never the oldest, and nobody a second time before he has made a token. If then all
  * others are of that kind, the request that is short sits out the step and keeps what it has: they hold all
  * that they need to get on, and afterwards they may give again. If there are no others it goes back into the
  * queue and begins again, since tiles of packed tails may lie scattered; if that finds no room it has filled
  * the pool alone and ends. So the oldest always gets on, some request makes progress in every step, and each
- * one makes a token between two preemptions.
+ * one makes a token between two preemptions. (With windows the oldest may take from everybody, however often,
+ * and the last of these does not hold.)
  *
  * Who is parked is not one of those that run in any of this: it neither protects nor blocks anybody, gives
  * its blocks and its place before all others do, and is passed over in the queue.
@@ -27,11 +33,13 @@ static int32_t blocks_for(const paged_engine *e, int32_t n_tokens) {
     return (n_tokens + e->config.block_size - 1) / e->config.block_size;
 }
 
-/* Blocks that a reservation may take: free ones and cached ones, which go for it, within the pool's limit. */
-static int32_t available(const paged_engine *e) {
+/* Bytes of blocks that a reservation may take: free ones and cached ones, which go for it, within the pool's
+ * limit. */
+static int64_t available(const paged_engine *e) {
     const paged_cache *c = e->cache;
     const size_t left = c->used_bytes < c->max_bytes ? c->max_bytes - c->used_bytes : 0;
-    return (int32_t)PAGED_MIN((size_t)(e->n_blocks - c->groups[0].n_used), left / c->groups[0].block_bytes);
+    if (e->n_groups > 1) return (int64_t)left;
+    return (int64_t)PAGED_MIN((size_t)(e->n_blocks - c->groups[0].n_used) * c->groups[0].block_bytes, left);
 }
 
 static bool is_active(const paged__request *r) {
@@ -82,8 +90,8 @@ static paged__request *find_parked(const paged_engine *e) {
     return NULL;
 }
 
-/* Of those that run, the one that is to give its blocks; NULL: nobody. */
-static paged__request *find_victim(const paged_engine *e) {
+/* Of those that run, the one that is to give its blocks to `taker`; NULL: nobody. */
+static paged__request *find_victim(const paged_engine *e, const paged__request *taker) {
     paged__request *victim = find_parked(e);
     uint64_t oldest = UINT64_MAX;
     for (int32_t i = 0; i < e->n_running; i++)
@@ -91,7 +99,8 @@ static paged__request *find_victim(const paged_engine *e) {
     for (int32_t i = e->n_running - 1; i >= 0 && !victim; i--) {
         paged__request *r = e->running[i];
         const bool must_get_on = r->n_preemptions > 0 && r->n_tokens == r->n_came_with;
-        if (r->id != oldest && !r->awaits && !must_get_on) victim = r;
+        const bool must_give = e->windowed && taker->id == oldest;
+        if (r->id != oldest && !r->awaits && (must_give || !must_get_on)) victim = r;
     }
     return victim;
 }
@@ -161,9 +170,25 @@ static bool others_compute(const paged_engine *e, const paged__request *r) {
     return false;
 }
 
-/* For all that is left to compute. */
-static int32_t blocks_needed(const paged_engine *e, const paged__request *r) {
-    return paged_seq_blocks_needed(e->cache, r->seq, 0, r->n_tokens - r->n_cached);
+/* Bytes for all that is left to compute; of a group with a window, for what there is of it at a time. */
+static int64_t needed_by(const paged_engine *e, const paged__request *r) {
+    int64_t bytes = 0;
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        const paged__group *group = &e->cache->groups[g];
+        int32_t n = paged_seq_blocks_needed(e->cache, r->seq, g, r->n_tokens - r->n_cached);
+        if (e->windowed && group->config.window)
+            n = PAGED_MIN(n, blocks_for(e, group->config.window + e->config.chunk_tokens) + 1);
+        bytes += (int64_t)group->block_bytes * n;
+    }
+    return bytes;
+}
+
+/* What the prompts of others are going to take, where they take it chunk by chunk. */
+static int64_t promised(const paged_engine *e, const paged__request *r) {
+    int64_t bytes = 0;
+    for (int32_t i = 0; e->windowed && i < e->n_running; i++)
+        if (e->running[i] != r && !e->running[i]->awaits) bytes += needed_by(e, e->running[i]);
+    return bytes;
 }
 
 /* Leaves a request that begins the whole blocks of what it found. */
@@ -174,43 +199,49 @@ static void cut_to_blocks(paged_engine *e, paged__request *r) {
     r->blocks_used = blocks_for(e, r->n_cached);
 }
 
-/* The slots of all that is left to compute, from n_available blocks, which follow what those give that are
- * parked. Tiles of packed tails may be short where blocks are not. */
-static paged_status reserve_all(paged_engine *e, const paged__request *r, int32_t *n_available) {
+/* What an admission leaves to those that run, so that they do not throw each other out at once: each may fill
+ * one more block. */
+static int64_t left_to_others(const paged_engine *e, const paged__request *r) {
+    int64_t bytes = 0;
+    for (int32_t g = 0; g < e->n_groups; g++) bytes += (int64_t)e->cache->groups[g].block_bytes;
+    return others_compute(e, r) ? PAGED_MIN(e->watermark, e->n_running) * bytes : 0;
+}
+
+/* The slots of all that is left to compute, from *available_bytes, which follow what those give that are
+ * parked. Tiles of packed tails may be short where blocks are not. Where layers have windows nothing is taken
+ * yet; what was found of a window is counted twice, so that the sum says nothing about one that is alone. */
+static paged_status reserve_all(paged_engine *e, const paged__request *r, int64_t *available_bytes) {
     for (;;) {
         paged_status s = PAGED_ERR_NO_BLOCKS;
-        if (r->n_needed <= *n_available) s = paged_seq_reserve(e->cache, r->seq, r->n_tokens - r->n_cached);
+        if (e->windowed && (r->needed_bytes <= *available_bytes || !others_compute(e, r)))
+            s = PAGED_OK;
+        else if (r->needed_bytes <= *available_bytes)
+            s = paged_seq_reserve(e->cache, r->seq, r->n_tokens - r->n_cached);
         paged__request *gives = s == PAGED_ERR_NO_BLOCKS ? find_parked(e) : NULL;
         if (!gives) return s;
-        const int32_t n_before = available(e);
+        const int64_t before = available(e);
         preempt(e, gives);
-        *n_available += available(e) - n_before;
+        *available_bytes += available(e) - before;
     }
 }
 
-/* Blocks that an admission leaves to those that run, so that they do not throw each other out at once: each
- * may fill one more. */
-static int32_t blocks_left_to_others(const paged_engine *e, const paged__request *r) {
-    return others_compute(e, r) ? PAGED_MIN(e->watermark, e->n_running) : 0;
-}
-
-/* From here on the request computes, and lacks nothing until it has made its next token. NO_BLOCKS: it does
- * not fit beside those that run. */
+/* From here on the request computes, and without windows lacks nothing until it has made its next token.
+ * NO_BLOCKS: it does not fit beside those that run. */
 static paged_status begin(paged_engine *e, paged__request *r) {
-    const int32_t n_kept = blocks_left_to_others(e, r);
-    int32_t n_before = available(e);
+    const int64_t kept = left_to_others(e, r) + promised(e, r);
+    int64_t before = available(e);
     paged_status s = reuse(e, r);
     if (s) return s;
-    r->n_needed = n_before - available(e) + blocks_needed(e, r) + n_kept;
-    s = reserve_all(e, r, &n_before);
+    r->needed_bytes = before - available(e) + needed_by(e, r) + kept;
+    s = reserve_all(e, r, &before);
     if (s == PAGED_ERR_NO_BLOCKS && e->packed_tails && r->n_cached % e->config.block_size) {
         /* What was found of a block lies in tiles, which take room until they have become a block. */
         cut_to_blocks(e, r);
-        r->n_needed = n_before - available(e) + blocks_needed(e, r) + n_kept;
-        s = reserve_all(e, r, &n_before);
+        r->needed_bytes = before - available(e) + needed_by(e, r) + kept;
+        s = reserve_all(e, r, &before);
     }
     if (s) return s;
-    r->n_needed = 0;
+    r->needed_bytes = 0;
     if (!r->start_ns) r->start_ns = paged__engine_now(e);
     return PAGED_OK;
 }
@@ -274,7 +305,7 @@ static void admit(paged_engine *e) {
             r->wait = PAGED_WAIT_PROMISE;
             return;
         }
-        if (e->n_running > 0 && !parked && r->n_needed > available(e)) return;
+        if (e->n_running > 0 && !parked && r->needed_bytes > available(e)) return;
         if (e->n_running == e->config.max_running) {
             if (!parked) return;
             preempt(e, parked);
@@ -300,14 +331,27 @@ static bool decodes(const paged__request *r) {
     return !r->awaits && r->n_tokens > r->n_came_with && r->n_tokens - r->n_cached == 1;
 }
 
-/* A slot for the newest token of the request in place *at of the running ones. False: it has no part in this
+/* The request has no room, and there is nobody to give some or to wait for. Tiles of packed tails may lie
+ * scattered, so that it begins again; otherwise it has filled the pool. */
+static void give_up(paged_engine *e, paged__request *r, paged_status why) {
+    if (why == PAGED_ERR_NO_BLOCKS && !e->windowed) {
+        paged__request_wait(e, r, PAGED_WAIT_BLOCKS);
+    } else if (why == PAGED_ERR_NO_BLOCKS && paged__n_made(r) > 0) {
+        paged__request_finish(e, r, PAGED_FINISH_LENGTH);
+    } else {
+        r->error = why;
+        paged__request_finish(e, r, PAGED_FINISH_ERROR);
+    }
+}
+
+/* Slots for the next n_tokens of the request in place *at of the running ones. False: it has no part in this
  * step. *at moves with it, or, if it left the list, to the place before. */
-static bool reserve_next(paged_engine *e, int32_t *at) {
+static bool reserve_next(paged_engine *e, int32_t *at, int32_t n_tokens) {
     paged__request *r = e->running[*at];
     for (;;) {
-        paged_status s = paged_seq_reserve(e->cache, r->seq, 1);
+        paged_status s = paged_seq_reserve(e->cache, r->seq, n_tokens);
         if (!s) return true;
-        paged__request *gives = s == PAGED_ERR_NO_BLOCKS ? find_victim(e) : NULL;
+        paged__request *gives = s == PAGED_ERR_NO_BLOCKS ? find_victim(e, r) : NULL;
         if (gives) {
             for (int32_t i = *at; i >= 0; i--) *at -= e->running[i] == gives;
             preempt(e, gives);
@@ -317,11 +361,7 @@ static bool reserve_next(paged_engine *e, int32_t *at) {
             e->stats.n_stalls++;
             return false;
         } else {
-            r->error = s == PAGED_ERR_NO_BLOCKS ? PAGED_OK : s;
-            if (r->error)
-                paged__request_finish(e, r, PAGED_FINISH_ERROR);
-            else
-                paged__request_wait(e, r, PAGED_WAIT_BLOCKS);
+            give_up(e, r, s);
             --*at;
             return false;
         }
@@ -335,7 +375,7 @@ static void add_decoding(paged_engine *e, int32_t budget) {
         paged__request *r = e->running[i];
         if (!decodes(r) || paged__request_is_parked(e, r)) continue;
         r->wait = PAGED_WAIT_NONE;
-        if (reserve_next(e, &i)) add_piece(e, r, 1);
+        if (reserve_next(e, &i, 1)) add_piece(e, r, 1);
     }
 }
 
@@ -345,7 +385,7 @@ static int32_t rows_to_score(const paged_engine *e) {
     return has_all ? e->max_outputs : e->max_outputs - (e->config.max_running - 1);
 }
 
-/* What begins lacks nothing (see begin). */
+/* Without windows what begins lacks nothing (see begin). */
 static void add_prompts(paged_engine *e, int32_t budget) {
     int32_t n_rows = rows_to_score(e);
     for (int32_t i = 0; i < e->n_running && budget > 0; i++) {
@@ -354,6 +394,8 @@ static void add_prompts(paged_engine *e, int32_t budget) {
         int32_t n = PAGED_MIN(r->n_tokens - r->n_cached, budget);
         if (paged__request_scores(r)) n_rows -= n = PAGED_MIN(n, n_rows);
         if (n == 0) continue;
+        r->wait = PAGED_WAIT_NONE;
+        if (e->windowed && !reserve_next(e, &i, n)) continue;
         add_piece(e, r, n);
         budget -= n;
     }
@@ -371,6 +413,13 @@ static void tell_parked(paged_engine *e) {
     }
 }
 
+/* Somebody is there who is not parked. */
+static bool wants_a_step(const paged_engine *e) {
+    for (int32_t i = 0; i < e->n_running; i++)
+        if (!paged__request_is_parked(e, e->running[i])) return true;
+    return first_waiting(e) != NULL;
+}
+
 void paged__schedule(paged_engine *e) {
     const uint64_t n_preemptions = e->stats.n_preemptions, n_stalls = e->stats.n_stalls;
     paged_cache_set_clock(e->cache, paged__engine_now(e)); /* memory that was idle for long goes back */
@@ -382,4 +431,11 @@ void paged__schedule(paged_engine *e) {
         !others_compute(e, NULL))
         admit(e);
     add_prompts(e, e->config.chunk_tokens - e->n_pieces);
+    /* One that ended in its prompt for want of blocks was perhaps what all the others waited for. Each turn
+     * ends one or makes a piece. */
+    while (e->windowed && e->n_pieces == 0 && wants_a_step(e)) {
+        wake(e);
+        admit(e);
+        add_prompts(e, e->config.chunk_tokens);
+    }
 }

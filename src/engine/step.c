@@ -47,7 +47,7 @@ static int32_t common_tokens(const paged_engine *e, const paged_tables *t, int32
 static void find_shared(paged_engine *e, const paged_tables *t) {
     const int32_t last = blocks_of_split(e) - 1;
     e->n_shared = 0;
-    if (e->model->groups[0].window) return; /* nothing is read together, and old blocks are gone */
+    if (e->windowed) return; /* what is in common of one group is no longer there in another */
     for (int32_t first = 0, end; first < e->n_pieces; first = end) {
         end = first + 1;
         if (!may_share(e, &e->pieces[first])) continue;
@@ -67,7 +67,7 @@ static void find_shared(paged_engine *e, const paged_tables *t) {
 
 static void lay_out(paged_engine *e, paged__step *step) {
     paged_tables tables[PAGED__MODEL_GROUPS] = {0};
-    const int32_t n_groups = e->model->n_groups;
+    const int32_t n_groups = e->n_groups;
     for (int32_t g = 0; g < n_groups; g++)
         PAGED_ASSERT(paged_cache_tables(e->cache, g, &tables[g]) == PAGED_OK);
     find_shared(e, &tables[0]);
@@ -90,7 +90,6 @@ static void lay_out(paged_engine *e, paged__step *step) {
         }
     }
     e->cu_seqlens_q[e->n_pieces] = n;
-
     *step = (paged__step){.n_tokens = n,
                           .tokens = e->step_tokens,
                           .positions = e->positions,
@@ -100,12 +99,12 @@ static void lay_out(paged_engine *e, paged__step *step) {
         paged_batch *batch = &step->batch[g];
         step->slots[g] = e->step_slots[g];
         batch->cu_seqlens_q = e->cu_seqlens_q;
-        batch->n_shared = e->model->groups[g].window ? 0 : e->n_shared;
+        batch->n_shared = e->n_shared;
         batch->shared = e->shared;
         batch->tables = tables[g];
         batch->tables.rows = e->rows;
         batch->tables.seqlens_k = e->seqlens_k;
-        batch->tables.first_k = e->first_k[g];
+        batch->tables.first_k = e->cache->groups[g].config.window ? e->first_k[g] : NULL;
         batch->tables.n_seqs = e->n_pieces;
     }
 }
@@ -149,13 +148,9 @@ static int32_t choose(paged__sampler *sampler, paged__request *r, const float *r
                                .choice = r->choice,
                                .ban_eog = q->ignore_eos || n_new < q->min_tokens,
                                .ban_stops = n_new < q->min_tokens};
-    const int32_t token = paged__sample(sampler, row, &how);
-    if (n_top)
-        r->logprobs[n_new] =
-            paged__top_logprobs(sampler, row, token, n_top, r->top_logprobs + (ptrdiff_t)n_new * n_top);
-    else if (r->logprobs)
-        r->logprobs[n_new] = paged__logprob(sampler, row, token, NULL);
-    return token;
+    if (!r->logprobs) return paged__sample(sampler, row, &how);
+    return paged__sample_scored(sampler, row, &how, &r->logprobs[n_new],
+                                r->top_logprobs ? r->top_logprobs + (ptrdiff_t)n_new * n_top : NULL);
 }
 
 static void add_token(paged_engine *e, paged__request *r, int32_t token) {

@@ -264,8 +264,21 @@ typedef struct paged__shapes {
     int32_t n_groups;
 } paged__shapes;
 
+static inline size_t paged__gcd(size_t a, size_t b) {
+    while (b) {
+        size_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
 /* Whole blocks in an extent that begins at the worst place. */
-size_t paged__extent_blocks_min(size_t extent_bytes, size_t block_bytes);
+static inline size_t paged__extent_blocks_min(size_t extent_bytes, size_t block_bytes) {
+    /* Extent e begins at e * E. The next block border is at most B - paged__gcd(E, B) further on. */
+    size_t lost = block_bytes - paged__gcd(extent_bytes, block_bytes);
+    return extent_bytes < lost ? 0 : (extent_bytes - lost) / block_bytes;
+}
 
 /* Size of the extents of a pool of several groups; 0: the pool does not hold one block per group. The
  * smallest multiple of 2 MiB up to 64 MiB that leaves each group at least 99 % of the pool if it had it

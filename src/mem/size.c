@@ -39,21 +39,6 @@ int64_t paged__row_stride(int32_t n_entries) {
     return (int64_t)(paged__ceil_div(n_entries, per_line) | 1) * per_line;
 }
 
-static size_t gcd(size_t a, size_t b) {
-    while (b) {
-        size_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
-
-size_t paged__extent_blocks_min(size_t extent_bytes, size_t block_bytes) {
-    /* Extent e begins at e * E. The next block border is at most B - gcd(E, B) further on. */
-    size_t lost = block_bytes - gcd(extent_bytes, block_bytes);
-    return extent_bytes < lost ? 0 : (extent_bytes - lost) / block_bytes;
-}
-
 /* The bytes of the pool that the group which fares worst could fill; 0: a group gets no block in an
  * extent, or there are fewer than n_extents_min extents. */
 static size_t usable_bytes(const paged__shapes *shapes, size_t pool_bytes, size_t extent_bytes,

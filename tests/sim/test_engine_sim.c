@@ -18,7 +18,9 @@ enum { N_REQUESTS = 24, N_CTX = 320, N_NEW_MAX = 60, N_FAMILIES = 3, FAULT_TICKS
 /* ---- the model ---- */
 
 typedef struct fake {
-    paged_kv kv;
+    paged_kv kv[2]; /* the second: of layers with a window */
+    paged_group_config groups[2];
+    int32_t window; /* 0: there are none */
     uint64_t now_ns;
     float *logits; /* [max_outputs, TINY_VOCAB] */
     bool fails;    /* the next step */
@@ -39,7 +41,8 @@ static void fill_logits(uint64_t sum, float *row /* [TINY_VOCAB] */) {
 
 static paged_status fake_bind(void *self, const paged_kv *kv, paged_error *err) {
     (void)err;
-    ((fake *)self)->kv = kv[0];
+    fake *f = self;
+    memcpy(f->kv, kv, (f->window ? 2 : 1) * sizeof *kv);
     return PAGED_OK;
 }
 
@@ -77,10 +80,21 @@ static void check_shared(const fake *f, const paged_batch *b) {
         before = g.first_seq + g.n_seqs;
         CHECK(before <= b->tables.n_seqs);
         for (int32_t s = g.first_seq; s < before; s++)
-            for (int32_t k = 0; k < g.n_tokens; k += f->kv.block_size)
-                CHECK_EQ(read_token(&f->kv, &b->tables, s, k),
-                         read_token(&f->kv, &b->tables, g.first_seq, k));
+            for (int32_t k = 0; k < g.n_tokens; k += f->kv->block_size)
+                CHECK_EQ(read_token(f->kv, &b->tables, s, k), read_token(f->kv, &b->tables, g.first_seq, k));
     }
+}
+
+/* Stores the hash of token i of a sequence in the windowed layers, and sees what is in its window there. */
+static uint64_t through_window(const fake *f, const paged__step *step, int32_t seq, int32_t i, uint64_t hash,
+                               uint64_t sum) {
+    const paged_tables *t = &step->batch[1].tables;
+    const int32_t pos = step->positions[i], first = PAGED_MAX(pos - f->window + 1, 0);
+    const uint64_t own = paged__mix(hash + 1);
+    CHECK(t->first_k[seq] <= first);
+    memcpy(at_slot(&f->kv[1], step->slots[1][i]), &own, sizeof own);
+    for (int32_t p = first; p <= pos; p++) sum = fold(sum, read_token(&f->kv[1], t, seq, p));
+    return sum;
 }
 
 static paged_status fake_step(void *self, const paged__step *step, const float **logits, paged_error *err) {
@@ -92,12 +106,13 @@ static paged_status fake_step(void *self, const paged__step *step, const float *
     for (int32_t s = 0; s < b->tables.n_seqs; s++) {
         for (int32_t i = b->cu_seqlens_q[s]; i < b->cu_seqlens_q[s + 1]; i++) {
             const int32_t pos = step->positions[i];
-            const uint64_t before = pos ? read_token(&f->kv, &b->tables, s, pos - 1) : 0,
+            const uint64_t before = pos ? read_token(f->kv, &b->tables, s, pos - 1) : 0,
                            hash = next_hash(before, step->tokens[i], pos);
-            memcpy(at_slot(&f->kv, step->slots[0][i]), &hash, sizeof hash);
-            if (n_out == step->n_outputs || step->outputs[n_out] != i) continue;
             uint64_t sum = 0;
-            for (int32_t p = 0; p <= pos; p++) sum = fold(sum, read_token(&f->kv, &b->tables, s, p));
+            memcpy(at_slot(f->kv, step->slots[0][i]), &hash, sizeof hash);
+            for (int32_t p = 0; p <= pos; p++) sum = fold(sum, read_token(f->kv, &b->tables, s, p));
+            if (f->window) sum = through_window(f, step, s, i, hash, sum);
+            if (n_out == step->n_outputs || step->outputs[n_out] != i) continue;
             fill_logits(sum, f->logits + (ptrdiff_t)n_out++ * TINY_VOCAB);
         }
     }
@@ -156,16 +171,19 @@ typedef struct sim {
 } sim;
 
 static uint64_t n_preempted, n_ended[PAGED_FINISH_KINDS], n_cascades, n_stalls, n_tails, n_parked,
-    n_dropped_tokens;
+    n_dropped_tokens, n_windowed;
 
 static int32_t below(sim *s, int32_t n) {
     return (int32_t)(paged__rand(&s->random) % (uint64_t)n);
 }
 
-/* What the model reads behind n tokens. */
-static uint64_t sum_of(const int32_t *tokens, int32_t n) {
-    uint64_t hash = 0, sum = 0;
-    for (int32_t i = 0; i < n; i++) sum = fold(sum, hash = next_hash(hash, tokens[i], i));
+/* What the model reads behind n tokens; of layers with a window, the end of it. */
+static uint64_t sum_of(const sim *s, const int32_t *tokens, int32_t n) {
+    uint64_t hashes[N_CTX + N_NEW_MAX + 1], sum = 0;
+    for (int32_t i = 0; i < n; i++)
+        sum = fold(sum, hashes[i] = next_hash(i ? hashes[i - 1] : 0, tokens[i], i));
+    for (int32_t p = PAGED_MAX(n - s->f.window, 0); s->f.window && p < n; p++)
+        sum = fold(sum, paged__mix(hashes[p] + 1));
     return sum;
 }
 
@@ -190,7 +208,7 @@ static void answer_alone(sim *s, record *r) {
             n_dropped += n_drop;
             n -= n_drop;
         }
-        fill_logits(sum_of(tokens, n), row);
+        fill_logits(sum_of(s, tokens, n), row);
         const paged__choice how = {.params = &r->params,
                                    .tokens = tokens,
                                    .n_prompt = PAGED_MAX(n - r->n_want, 0),
@@ -335,9 +353,11 @@ static void step(sim *s, int32_t *active) {
         CHECK(!s->e->max_unread || paged__n_made(q) - q->n_read <= s->e->max_unread);
         n_parked += q->wait == PAGED_WAIT_READER;
         if (q->n_preemptions == r->n_preemptions) continue;
-        CHECK_EQ(q->n_preemptions, r->n_preemptions + 1);
-        CHECK(r->id != oldest);
-        CHECK(r->n_preemptions == 0 || paged__n_made(q) > r->made_then);
+        if (!s->f.window) {
+            CHECK_EQ(q->n_preemptions, r->n_preemptions + 1);
+            CHECK(r->id != oldest);
+            CHECK(r->n_preemptions == 0 || paged__n_made(q) > r->made_then);
+        }
         r->n_preemptions = q->n_preemptions;
         r->made_then = paged__n_made(q);
         n_preempted++;
@@ -384,13 +404,24 @@ static void make(sim *s, const paged_model *m) {
     c.max_waiting = 1 + below(s, 12);
     c.no_prefix_cache = below(s, 5) == 0;
     c.no_packed_tails = below(s, 3) == 0;
-    const paged_group_config group = {
-        .n_layers = 1, .n_kv_heads = 1, .head_dim_k = 16, .head_dim_v = 16, .layout = PAGED_LAYOUT_PACKED};
-    c.pool_bytes = paged_block_bytes(&group, c.block_size) * (size_t)(2 + below(s, 240 / c.block_size));
     s->n_kinds = 12 << below(s, 5);
-    s->f = (fake){.now_ns = 1};
+    s->f = (fake){.now_ns = 1, .window = below(s, 3) ? 0 : 1 + below(s, 90)};
+    for (int32_t g = 0; g < 2; g++)
+        s->f.groups[g] = (paged_group_config){.n_layers = 1,
+                                              .n_kv_heads = 1 + g,
+                                              .head_dim_k = 16,
+                                              .head_dim_v = 16,
+                                              .window = g * s->f.window};
+    s->f.groups[0].layout = s->f.groups[1].layout = PAGED_LAYOUT_PACKED;
+    c.pool_bytes = paged_pool_bytes_for(s->f.groups, s->f.window ? 2 : 1, c.block_size,
+                                        (int64_t)c.block_size * (2 + below(s, 240 / c.block_size)));
     s->f.logits = malloc((size_t)c.chunk_tokens * TINY_VOCAB * sizeof *s->f.logits);
-    const paged__backend backend = {&s->f, fake_bind, fake_step, fake_now, NULL};
+    const paged__backend backend = {.self = &s->f,
+                                    .bind = fake_bind,
+                                    .step = fake_step,
+                                    .now_ns = fake_now,
+                                    .groups = s->f.groups,
+                                    .n_groups = s->f.window ? 2 : 1};
     CHECK_EQ(paged__engine_create(m, &c, &backend, &s->e, NULL), PAGED_OK);
     s->e->max_unread = below(s, 2) ? 0 : 1 + below(s, 6);
     s->e->reader_timeout_ns = below(s, 2) ? 0 : (uint64_t)(1 + below(s, 80)) * 1000000;
@@ -430,6 +461,7 @@ static void finish(sim *s) {
     n_cascades += stats.n_cascade_steps;
     n_stalls += stats.n_stalls;
     n_tails += cache.n_packed;
+    if (s->f.window) n_windowed += stats.n_preemptions;
 }
 
 /* Some of the readers that are awake. */
@@ -467,17 +499,85 @@ static void run(uint64_t seed, const paged_model *m) {
     free(s.f.logits);
 }
 
-static void many_seeds(void) {
+static paged_model *load(void) {
     static const tiny_shape shape = {1, 1, 1, 16, 32, 1024, GGML_TYPE_F32};
-    const uint64_t first = test_seed, n_runs = test_long ? 100000 : 4000;
     char path[64];
     paged_model *m = NULL;
     snprintf(path, sizeof path, "/tmp/paged-sim-%d.gguf", (int)getpid());
     CHECK(tiny_model_write(path, &shape, 1));
-    paged_allocator_set(&(paged_allocator){sim_alloc, sim_free, NULL});
     const paged_status status = paged_model_load(path, NULL, &m, NULL);
     unlink(path);
     CHECK_EQ(status, PAGED_OK);
+    return m;
+}
+
+/* Layers with a window, eight times the size of the others: two prompts of 300 tokens run side by side in a
+ * pool that holds one of them whole, in no more blocks than windows and a chunk need. */
+static void windows_take_what_they_see(void) {
+    enum { WINDOW = 32, CHUNK = 64, EACH = (WINDOW + CHUNK) / 16 + 1 };
+    static sim s;
+    paged_model *m = load();
+    memset(&s, 0, sizeof s);
+    s.random = s.seed = test_seed;
+    s.f = (fake){.now_ns = 1, .window = WINDOW};
+    for (int32_t g = 0; g < 2; g++)
+        s.f.groups[g] = (paged_group_config){.n_layers = 1,
+                                             .n_kv_heads = g ? 8 : 1,
+                                             .head_dim_k = 16,
+                                             .head_dim_v = 16,
+                                             .window = g * WINDOW,
+                                             .layout = PAGED_LAYOUT_PACKED};
+    const size_t pool_bytes = paged_block_bytes(&s.f.groups[1], 16) * 24;
+    const paged_engine_config c = {.struct_size = sizeof c,
+                                   .n_ctx = N_CTX,
+                                   .max_running = 2,
+                                   .chunk_tokens = CHUNK,
+                                   .n_threads = 1,
+                                   .poison = true,
+                                   .no_prefix_cache = true,
+                                   .pool_bytes = pool_bytes};
+    s.f.logits = malloc((size_t)CHUNK * TINY_VOCAB * sizeof *s.f.logits);
+    const paged__backend backend = {.self = &s.f,
+                                    .bind = fake_bind,
+                                    .step = fake_step,
+                                    .now_ns = fake_now,
+                                    .groups = s.f.groups,
+                                    .n_groups = 2};
+    CHECK_EQ(paged__engine_create(m, &c, &backend, &s.e, NULL), PAGED_OK);
+    CHECK_EQ(s.e->n_ctx, N_CTX);
+    s.tok = s.e->tok;
+    s.sampler = paged__sampler_create(TINY_VOCAB, s.tok);
+    for (int32_t i = 0; i < 2; i++, s.n_submitted++) {
+        record *r = &s.r[i];
+        for (int32_t k = 0; k < 300; k++) r->tokens[k] = below(&s, 256);
+        paged_request_init(&r->params);
+        r->params.tokens = r->tokens;
+        r->params.n_tokens = 300;
+        r->params.max_tokens = 20;
+        r->params.ignore_eos = true;
+        CHECK_EQ(paged_engine_submit(s.e, &r->params, &r->id, NULL), PAGED_OK);
+        answer_alone(&s, r);
+    }
+    int32_t active = 1, most_at_once = 0;
+    while (active) {
+        step(&s, &active);
+        most_at_once = PAGED_MAX(most_at_once, s.e->n_pieces);
+        CHECK(s.e->cache->groups[1].n_used <= 2 * EACH);
+        for (int32_t i = 0; i < 2; i++) read_one(&s, &s.r[i]);
+    }
+    CHECK_EQ(most_at_once, 2);
+    for (int32_t i = 0; i < 2; i++) CHECK(s.r[i].over && s.r[i].finish == PAGED_FINISH_LENGTH);
+    CHECK_EQ(s.e->stats.n_preemptions, 0);
+    paged__sampler_free(s.sampler);
+    paged_engine_free(s.e);
+    free(s.f.logits);
+    paged_model_free(m);
+}
+
+static void many_seeds(void) {
+    const uint64_t first = test_seed, n_runs = test_long ? 100000 : 4000;
+    paged_allocator_set(&(paged_allocator){sim_alloc, sim_free, NULL});
+    paged_model *m = load();
     const long n_before = n_live;
     for (uint64_t i = 0; i < n_runs; i++) {
         test_seed = first + i; /* a failure prints it */
@@ -495,8 +595,9 @@ static void many_seeds(void) {
     printf("\n");
     CHECK(n_preempted > n_runs / 4 && n_stalls > 0 && n_tails > 0 && n_parked > n_runs &&
           n_dropped_tokens > n_runs);
+    CHECK(n_windowed > 0);
     for (int i = 1; i < PAGED_FINISH_KINDS; i++) CHECK(n_ended[i] > 0);
 }
 
-#define TESTS(X) X(many_seeds)
+#define TESTS(X) X(windows_take_what_they_see) X(many_seeds)
 TEST_MAIN(TESTS)

@@ -125,7 +125,14 @@ static void logprobs(void) {
         int32_t top1;
         CHECK(fabs((double)paged__logprob(s, logits, i, &top1) - log(want[i])) < 1e-6);
         CHECK_EQ(top1, 7);
-        CHECK(fabs((double)paged__top_logprobs(s, logits, i, 20, top) - log(want[i])) < 1e-6);
+        /* The same of the token that comes, whatever made it come. */
+        const paged_logit_bias up = {i, 100};
+        const paged_request q = {.n_top_logprobs = 20, .top_p = 1, .logit_bias = &up, .n_logit_bias = i % 2};
+        const paged__choice how = {.params = &q, .tokens = &top1};
+        float score;
+        const int32_t token = paged__sample_scored(s, logits, &how, &score, top);
+        CHECK_EQ(token, i % 2 ? i : 7);
+        CHECK(fabs((double)score - log(want[token])) < 1e-6);
         for (int j = 0; j < 20; j++) {
             CHECK_EQ(top[j].token, order[j]);
             CHECK(fabs((double)top[j].logprob - log(want[order[j]])) < 1e-6);
