@@ -133,12 +133,12 @@ static paged_status take_memory(paged_attn *attn, paged_error *err) {
     attn->scratch_memory = paged__calloc(n_threads * n_scratch, sizeof(float));
     attn->rows_memory = paged__calloc(n_threads * rows, 3 * sizeof(int32_t));
     attn->seen_memory = paged__calloc(n_threads * rows, sizeof(paged__range));
-    attn->tiles_memory = paged__calloc(n_threads * (size_t)attn->heads_max, sizeof(paged__head_tiles));
+    attn->steps_memory = paged__calloc(n_threads * (size_t)attn->heads_max, sizeof(paged__step));
     attn->workspace = paged__alloc(n_workspace, sizeof(float));
     attn->cascade = paged__alloc(n_cascade, sizeof(float));
     if (c->alibi) attn->slopes_log2 = paged__alloc((size_t)c->n_heads, sizeof(float));
     if (!attn->entries || !attn->scratch || !attn->scratch_memory || !attn->rows_memory ||
-        !attn->seen_memory || !attn->tiles_memory || !attn->workspace || !attn->cascade ||
+        !attn->seen_memory || !attn->steps_memory || !attn->workspace || !attn->cascade ||
         (c->alibi && !attn->slopes_log2))
         return paged__fail(err, PAGED_ERR_NO_MEMORY,
                            "attention needs %zu bytes for %zu threads, %d keys and %d queries that share",
@@ -150,7 +150,7 @@ static paged_status take_memory(paged_attn *attn, paged_error *err) {
         attn->scratch[i].first_key = attn->rows_memory + (i * 3 + 1) * rows;
         attn->scratch[i].position = attn->rows_memory + (i * 3 + 2) * rows;
         attn->scratch[i].seen = attn->seen_memory + i * rows;
-        attn->scratch[i].tiles = attn->tiles_memory + i * (size_t)attn->heads_max;
+        attn->scratch[i].steps = attn->steps_memory + i * (size_t)attn->heads_max;
     }
     return PAGED_OK;
 }
@@ -209,7 +209,7 @@ paged_status paged_attn_create(const paged_attn_config *config, paged_attn **out
 void paged_attn_free(paged_attn *attn) {
     if (!attn) return;
     paged__free(attn->workspace);
-    paged__free(attn->tiles_memory);
+    paged__free(attn->steps_memory);
     paged__free(attn->seen_memory);
     paged__free(attn->rows_memory);
     paged__free(attn->slopes_log2);
@@ -351,7 +351,7 @@ static void add_entry(paged_attn *attn, paged__entry entry) {
         PAGED_MAX((entry.n_keys + PAGED_ATTN_SPLIT - 1) / PAGED_ATTN_SPLIT - entry.split_first, 1);
     /* Time goes with rows * steps, and each step and entry has its own price, as much as some rows. */
     int64_t n_steps = (entry.n_keys + PAGED_ATTN_STEP - 1) / PAGED_ATTN_STEP - first / PAGED_ATTN_STEP;
-    entry.cost = (PAGED_MAX(n_steps, 0) + 1) * (entry.n_rows + 16);
+    entry.cost = (PAGED_MAX(n_steps, 0) + 1) * (entry.n_rows + 8);
     entry.cost_before = attn->cost;
     attn->cost += entry.cost * attn->config.n_kv_heads;
     if (entry.shared_q >= 0 || (attn->config.n_threads_max > 1 && paged__entry_can_cut(attn, &entry)))

@@ -59,11 +59,6 @@ typedef struct paged__cut {
     int32_t entry, item;
 } paged__cut;
 
-/* Where K and V of a head lie, of the step at hand. */
-typedef struct paged__head_tiles {
-    paged__tiles k, v;
-} paged__head_tiles;
-
 /* Of one thread. */
 typedef struct paged__scratch {
     uint8_t *q, *p;     /* [rows_max] rows of the kernels' own form (ops.h), of q_stride and p_stride bytes */
@@ -77,7 +72,7 @@ typedef struct paged__scratch {
     int32_t *first_key; /* [rows_max] */
     int32_t *position;  /* [rows_max] of the query of each row; of use with ALiBi only */
     paged__range *seen; /* [rows_max] of the step at hand */
-    paged__head_tiles *tiles; /* [heads_max] likewise */
+    paged__step *steps; /* [heads_max] likewise, of each head */
 } paged__scratch;
 
 struct paged_attn {
@@ -111,7 +106,7 @@ struct paged_attn {
     float *scratch_memory;   /* what the arrays of scratch are cut from */
     int32_t *rows_memory;
     paged__range *seen_memory;
-    paged__head_tiles *tiles_memory;
+    paged__step *steps_memory;
     /* [n_threads_max - 1 cuts, n_splits_cut, n_kv_heads, rows_cut] states of entries that are cut */
     float *workspace;
     float *cascade; /* [n_splits_max, n_kv_heads, max_shared_q, group] states of rows of cascades */

@@ -69,42 +69,37 @@ typedef struct split_run {
     const paged__type_kernels *tiles; /* of the cache's type, for packing and widening */
     const paged__type_kernels *kernels;
     bool pack, widen; /* bring tiles of the plain layout to packed ones, tiles to f32 */
-    paged__step step; /* the rows of the first head; rows_of narrows it and goes to others */
+    float *states;    /* of all rows of the unit */
 } split_run;
 
-static split_run split_run_of(const unit *u, const paged__scratch *scratch, float *states) {
-    const paged_attn *attn = u->attn;
-    split_run run = {.tiles = attn->kernels->of[u->kv->type], .pack = u->kv->layout == PAGED_LAYOUT_PLAIN};
+static split_run split_run_of(const unit *u, float *states) {
+    const paged__kernels *kernels = u->attn->kernels;
+    split_run run = {
+        .tiles = kernels->of[u->kv->type], .pack = u->kv->layout == PAGED_LAYOUT_PLAIN, .states = states};
     run.widen = run.tiles->widen_k && u->entry->n_rows > PAGED__WIDEN_ROWS;
-    run.kernels = run.widen ? attn->kernels->of[PAGED_TYPE_F32] : run.tiles;
-    run.step = (paged__step){.n_rows = u->entry->n_rows,
-                             .head_dim_k = attn->config.head_dim_k,
-                             .head_dim_v = attn->config.head_dim_v,
-                             .q = scratch->q,
-                             .q_stride = attn->q_stride,
-                             .s = scratch->s,
-                             .p = scratch->p,
-                             .p_stride = attn->p_stride,
-                             .l = scratch->l,
-                             .o = states,
-                             .o_stride = attn->state_floats,
-                             .o_floats = (int32_t)o_floats(attn)};
+    run.kernels = run.widen ? kernels->of[PAGED_TYPE_F32] : run.tiles;
     return run;
 }
 
-/* The rows of head h of the unit that see a token of the step. */
-static paged__step rows_of(const unit *u, const split_run *run, const paged__scratch *scratch, int32_t h,
-                           paged__range rows) {
-    paged__step step = run->step;
+/* The rows of head h of the unit that see a token of the step; where its tiles lie is written elsewhere. */
+static paged__step *rows_of(const unit *u, const split_run *run, const paged__scratch *scratch, int32_t h,
+                            paged__range rows) {
+    const paged_attn *attn = u->attn;
+    paged__step *step = &scratch->steps[h];
     int64_t first = (int64_t)h * u->entry->n_rows + rows.first;
-    step.n_rows = rows.end - rows.first;
-    step.seen = scratch->seen + rows.first;
-    step.q += first * step.q_stride;
-    step.p += first * step.p_stride;
-    step.l += first * PAGED__L_LANES;
-    step.o += first * step.o_stride;
-    step.k = scratch->tiles[h].k;
-    step.v = scratch->tiles[h].v;
+    step->n_rows = rows.end - rows.first;
+    step->head_dim_k = attn->config.head_dim_k;
+    step->head_dim_v = attn->config.head_dim_v;
+    step->seen = scratch->seen + rows.first;
+    step->q = scratch->q + first * attn->q_stride;
+    step->q_stride = attn->q_stride;
+    step->s = scratch->s;
+    step->p = scratch->p + first * attn->p_stride;
+    step->p_stride = attn->p_stride;
+    step->l = scratch->l + first * PAGED__L_LANES;
+    step->o = run->states + first * attn->state_floats;
+    step->o_stride = attn->state_floats;
+    step->o_floats = (int32_t)o_floats(attn);
     return step;
 }
 
@@ -154,16 +149,16 @@ static void attend_brought(const unit *u, const split_run *run, const paged__scr
             next = step_at(u, &next_table, next_head, t0, first);
         else if (!ends)
             next = step_at(u, &next_table, next_head, t1, 0); /* what rows see here reaches beyond the step */
-        paged__tiles *k = &scratch->tiles[h].k, *v = &scratch->tiles[h].v;
+        paged__step *step = rows_of(u, run, scratch, h, rows);
+        paged__tiles *k = &step->k, *v = &step->v;
         if (run->pack)
             paged__tiles_pack(run->tiles, &at, ends ? NULL : &next, scratch, run->widen, k->at, v->at);
         else
             paged__tiles_widen(run->tiles, &at, scratch, k->at, v->at);
         memcpy(k->next, k->at, sizeof k->next);
         memcpy(v->next, v->at, sizeof v->next);
-        paged__step step = rows_of(u, run, scratch, h, rows);
-        weigh(u, run, scratch, &step, h, rows, t0);
-        run->kernels->pv(&step);
+        weigh(u, run, scratch, step, h, rows, t0);
+        run->kernels->pv(step);
     }
 }
 
@@ -183,17 +178,18 @@ static void set_next(paged__tiles *tiles, const paged__tiles *next) {
 
 /* The tiles of all heads: first K of one head after the other, then V, then K of the next step. */
 static void find_all(const unit *u, const paged__scratch *scratch, int32_t t0, int32_t first) {
-    paged__head_tiles *tiles = scratch->tiles, after = {0};
+    paged__step *steps = scratch->steps;
     int32_t n = u->n_heads, t1 = t0 + PAGED_ATTN_STEP;
-    for (int32_t h = 0; h < n; h++) find_tiles(u, h, t0, first, &tiles[h].k, &tiles[h].v);
+    for (int32_t h = 0; h < n; h++) find_tiles(u, h, t0, first, &steps[h].k, &steps[h].v);
+    paged__tiles k_after = steps[n - 1].v, v_after = k_after;
     if (t1 < u->entry->n_keys)
-        find_tiles(u, 0, t1, 0, &after.k, &after.v); /* what the rows of this step see reaches beyond it */
-    else
-        after.k = tiles[n - 1].v;
+        find_tiles(u, 0, t1, 0, &k_after, &v_after); /* what the rows of this step see reaches beyond it */
     for (int32_t h = 0; h < n; h++) {
-        set_next(&tiles[h].k, h + 1 < n ? &tiles[h + 1].k : &tiles[0].v);
-        set_next(&tiles[h].v, h + 1 < n ? &tiles[h + 1].v : &after.k);
+        set_next(&steps[h].k, h + 1 < n ? &steps[h + 1].k : &steps[0].v);
+        set_next(&steps[h].v, h + 1 < n ? &steps[h + 1].v : &k_after);
     }
+    /* Scales of V are wanted with those of K. */
+    memcpy(steps[n - 1].k.next_scale, v_after.scale, sizeof v_after.scale);
 }
 
 /* The rows of all heads of the unit that see a token of the step at t0, against its tokens, of which the
@@ -208,14 +204,9 @@ static void attend_step(const unit *u, const split_run *run, const paged__scratc
         return;
     }
     find_all(u, scratch, t0, first);
-    for (int32_t h = 0; h < u->n_heads; h++) {
-        paged__step step = rows_of(u, run, scratch, h, rows);
-        weigh(u, run, scratch, &step, h, rows, t0);
-    }
-    for (int32_t h = 0; h < u->n_heads; h++) {
-        paged__step step = rows_of(u, run, scratch, h, rows);
-        run->kernels->pv(&step);
-    }
+    for (int32_t h = 0; h < u->n_heads; h++)
+        weigh(u, run, scratch, rows_of(u, run, scratch, h, rows), h, rows, t0);
+    for (int32_t h = 0; h < u->n_heads; h++) run->kernels->pv(&scratch->steps[h]);
 }
 
 /* In one fixed order: lane i with i + 8, then 4, 2, 1. */
@@ -259,7 +250,7 @@ static paged__range attend_split(const unit *u, const paged__scratch *scratch, i
     paged__range all = rows_between(u, scratch, begin, begin + PAGED_ATTN_SPLIT);
     if (all.first == all.end) return all;
     begin_states(u, scratch, all, states);
-    split_run run = split_run_of(u, scratch, states);
+    split_run run = split_run_of(u, states);
     int32_t first = PAGED_MAX(scratch->first_key[all.first], begin),
             end = PAGED_MIN(scratch->n_keys[all.end - 1], begin + PAGED_ATTN_SPLIT);
     for (int32_t t0 = first / PAGED_ATTN_STEP * PAGED_ATTN_STEP; t0 < end; t0 += PAGED_ATTN_STEP) {

@@ -75,7 +75,8 @@ INLINE void fetch_stream(const stream *f, int64_t at) {
 }
 
 /* With many rows there is time: the loops of all blocks share the work, so that the memory has something to
- * do all the time. A loop over pairs then brings in `rate` lines each turn, from `from[c]` on in quarter c. */
+ * do all the time. A loop over pairs then brings in `rate` lines each turn, from `from[c]` on in quarter c.
+ */
 typedef struct share {
     const uint8_t *from[4];
     int32_t rate;
