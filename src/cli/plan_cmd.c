@@ -92,7 +92,7 @@ static void take_shape(paged__planner *p, const paged_shape *shape, float weight
     memcpy(p->groups, shape->groups, sizeof p->groups);
     p->n_groups = shape->n_groups;
     p->n_ctx = shape->n_ctx;
-    p->weight_bytes = (size_t)((double)shape->n_params * (weight_bits ? (double)weight_bits : 16) / 8);
+    p->weight_bytes = (size_t)((double)shape->n_params * (weight_bits != 0 ? (double)weight_bits : 16) / 8);
     snprintf(p->model, sizeof p->model, "%s", shape->name);
 }
 
@@ -133,7 +133,7 @@ static int take_model(paged__planner *p, const plan_options *o) {
     const char *name = paged__args_model(p->cli, o->model, "MODEL");
     if (!name) return PAGED__EXIT_USAGE;
     const paged_shape *shape = paged_shape_find(name);
-    if (!shape && o->weight_bits)
+    if (!shape && o->weight_bits != 0)
         return paged__usage_error(p->cli, "--weight-bits belongs to a shape with a name");
     if (!shape) return take_file(p, name);
     take_shape(p, shape, o->weight_bits);
