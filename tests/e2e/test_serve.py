@@ -471,9 +471,13 @@ def test_beyond_the_queue(model):
 
 def test_sigterm_drains(model):
     server = Server(model, "--ctx", 256)
-    with server.connect() as idle, streaming(server, "/v1/completions", dict(TEXT, max_tokens=150, ignore_eos=True)) as file:
+    with server.connect() as idle, server.connect() as watcher, streaming(server, "/v1/completions", dict(TEXT, max_tokens=150, ignore_eos=True)) as file:
+        watcher.sendall(raw_request("/paged/events"))
+        assert watcher.recv(1)
         server.process.send_signal(signal.SIGTERM)
         assert idle.recv(1) == b""  # at once
+        while watcher.recv(1 << 16):  # it would never end
+            pass
         rest = file.read()
         assert rest.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert server.stop() == 0
