@@ -160,7 +160,7 @@ def test_chat_logprobs(server):
     refused(server, "/v1/chat/completions", dict(CHAT, top_logprobs=2))
 
 
-def test_legacy_logprobs_and_echo(server, score, model):
+def test_legacy_logprobs_and_echo(server):
     body = dict(TEXT, logprobs=2, max_tokens=4)
     choice = server.post("/v1/completions", body)["choices"][0]
     legacy = choice["logprobs"]

@@ -197,6 +197,9 @@ def test_too_many_connections(model):
             with server.connect() as three:
                 status, headers, body = read_response(three.makefile("rb"))
                 assert status == 503 and headers["retry-after"] and json.loads(body)["error"]["code"] == 503
+        deadline = time.monotonic() + 20  # until the server has seen that the two have left
+        while exchange(server, raw_request("/health"))[0][0] != 200 and time.monotonic() < deadline:
+            time.sleep(0.01)
         alive(server)
 
 
