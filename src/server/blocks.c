@@ -353,6 +353,7 @@ void paged__events_route(paged__conn *c) {
     m->watchers[m->n_watchers] = c;
     m->starts[m->n_watchers++] = true;
     c->work = m;
+    c->is_endless = true;
     c->on_gone = on_watcher_gone;
     c->on_tick = on_watcher_tick;
     const struct timeval now = {0, 0};

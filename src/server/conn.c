@@ -21,7 +21,8 @@ enum {
     OUTPUT_LOW = 16384,
     SOCKET_BYTES = 65536, /* of the kernel's buffer for output; it would grow to megabytes by itself */
     LINGER_MS = 2000,
-    TICK_MS = 10000
+    TICK_MS = 10000,
+    GONE = 499 /* for the log, as nginx has it: the client left before the end */
 };
 
 static void serve_input(paged__conn *c);
@@ -36,7 +37,11 @@ static void arm(paged__conn *c, int32_t ms) {
 /* ---- the life of a connection ---- */
 
 void paged__conn_free(paged__conn *c) {
-    if (c->state == PAGED__CONN_ANSWERING && c->on_gone) c->on_gone(c);
+    if (c->state == PAGED__CONN_ANSWERING) {
+        if (c->on_gone) c->on_gone(c);
+        c->status = GONE;
+        paged__server_log(c->server, c);
+    }
     paged__server_forget(c->server, c);
     event_free(c->timer);
     bufferevent_free(c->bev);
@@ -136,8 +141,9 @@ void paged__conn_open(paged__server *server, int fd, const char *peer) {
 
 void paged__conn_drain(paged__conn *c) {
     c->http.keep_alive = false;
-    if (c->state != PAGED__CONN_READING || c->http.head.len > 0) return;
-    if (backlog(c) > 0)
+    const bool is_idle = c->state == PAGED__CONN_READING && c->http.head.len == 0;
+    if (!is_idle && !c->is_endless) return;
+    if (is_idle && backlog(c) > 0)
         c->state = PAGED__CONN_CLOSING;
     else
         paged__conn_free(c);
@@ -160,7 +166,7 @@ static void begin_request(paged__conn *c) {
     c->start_ns = paged__now_ns();
     c->status = 0;
     c->n_sent = 0;
-    c->is_stream = c->is_chunked = c->sent_continue = false;
+    c->is_stream = c->is_chunked = c->sent_continue = c->is_endless = false;
     c->prompt_tokens = c->completion_tokens = -1;
     c->request_id[0] = 0;
     c->allow = NULL;

@@ -48,6 +48,7 @@ struct paged__conn {
     int status;
     uint64_t n_sent;
     bool is_stream, is_chunked, head_only;
+    bool is_endless; /* a stream that has no end of its own */
     const char *allow;                        /* of a 405: the methods, divided by blanks */
     int32_t prompt_tokens, completion_tokens; /* for the log; -1: none */
 
@@ -61,7 +62,7 @@ struct paged__conn {
 void paged__conn_open(paged__server *server, int fd, const char *peer);
 void paged__conn_free(paged__conn *conn); /* with on_gone if an answer is under way */
 
-/* An idle one is freed, the others end with their answer. */
+/* An idle or an endless one is freed, the others end with their answer. */
 void paged__conn_drain(paged__conn *conn);
 
 /* ---- a whole answer ---- */

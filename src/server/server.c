@@ -55,18 +55,26 @@ static void name_peer(const struct sockaddr *address, char *out, size_t capacity
     snprintf(out, capacity, strchr(host, ':') ? "[%s]:%d" : "%s:%d", host, port);
 }
 
+/* One more than there may be: it is told, as far as its socket takes it, and closed. */
+static void refuse_connection(int fd) {
+    static const char body[] =
+        "{\"error\":{\"message\":\"too many connections\",\"type\":\"unavailable_error\","
+        "\"param\":null,\"code\":503}}";
+    char reply[400];
+    const int n = snprintf(reply, sizeof reply,
+                           "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+                           "Content-Length: %zu\r\nRetry-After: 1\r\nConnection: close\r\n\r\n%s",
+                           sizeof body - 1, body);
+    (void)!write(fd, reply, (size_t)n);
+    close(fd);
+}
+
 static void on_accept(struct evconnlistener *listener, evutil_socket_t fd, struct sockaddr *address, int len,
                       void *user) {
     paged__server *s = user;
     (void)listener, (void)len;
     if (s->n_conns >= s->config.max_connections) {
-        static const char full[] =
-            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: 107\r\n"
-            "Retry-After: 1\r\nConnection: close\r\n\r\n"
-            "{\"error\":{\"message\":\"too many connections\",\"type\":\"unavailable_error\",\"param\":null,"
-            "\"code\":503}}               ";
-        (void)!write(fd, full, sizeof full - 1);
-        close(fd);
+        refuse_connection(fd);
         return;
     }
     char peer[64];

@@ -34,8 +34,10 @@ class Server:
     def __enter__(self):
         return self
 
-    def __exit__(self, *error):
-        self.stop()
+    def __exit__(self, kind, *error):
+        code = self.stop()
+        self.reader.join(5)
+        assert kind or code == 0, f"{code}: {''.join(self.errors)[-4000:]}"
 
     def stop(self):
         if self.process.poll() is None:

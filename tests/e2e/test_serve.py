@@ -160,7 +160,7 @@ def test_chat_logprobs(server):
     refused(server, "/v1/chat/completions", dict(CHAT, top_logprobs=2))
 
 
-def test_legacy_logprobs_and_echo(server, score, model):
+def test_legacy_logprobs_and_echo(server):
     body = dict(TEXT, logprobs=2, max_tokens=4)
     choice = server.post("/v1/completions", body)["choices"][0]
     legacy = choice["logprobs"]
@@ -471,9 +471,13 @@ def test_beyond_the_queue(model):
 
 def test_sigterm_drains(model):
     server = Server(model, "--ctx", 256)
-    with server.connect() as idle, streaming(server, "/v1/completions", dict(TEXT, max_tokens=150, ignore_eos=True)) as file:
+    with server.connect() as idle, server.connect() as watcher, streaming(server, "/v1/completions", dict(TEXT, max_tokens=150, ignore_eos=True)) as file:
+        watcher.sendall(raw_request("/paged/events"))
+        assert watcher.recv(1)
         server.process.send_signal(signal.SIGTERM)
         assert idle.recv(1) == b""  # at once
+        while watcher.recv(1 << 16):  # it would never end
+            pass
         rest = file.read()
         assert rest.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert server.stop() == 0

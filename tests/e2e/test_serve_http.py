@@ -188,6 +188,21 @@ def test_random_damage(server):
     alive(server)
 
 
+def test_too_many_connections(model):
+    with Server(model, "--ctx", 256, "--max-connections", 2) as server:
+        with server.connect() as one, server.connect() as two:
+            for s in (one, two):
+                s.sendall(raw_request("/health"))
+                assert read_response(s.makefile("rb"))[0] == 200
+            with server.connect() as three:
+                status, headers, body = read_response(three.makefile("rb"))
+                assert status == 503 and headers["retry-after"] and json.loads(body)["error"]["code"] == 503
+        deadline = time.monotonic() + 20  # until the server has seen that the two have left
+        while exchange(server, raw_request("/health"))[0][0] != 200 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        alive(server)
+
+
 def test_slow_head_is_cut_off_and_delays_nobody(model):
     with Server(model, "--ctx", 256) as server:
         with server.connect() as s:

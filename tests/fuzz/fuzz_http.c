@@ -3,8 +3,8 @@
  * cut.
  *
  * Promises: the same state, status and use of the bytes whole, byte by byte and cut in pieces; never more
- * bytes used than given; a body within its bound; strings that end; what the JSON reader accepts has a prompt with
- * tokens, and what it refuses a reason.
+ * bytes used than given; a body within its bound; strings that end; what the JSON reader accepts has a prompt
+ * with tokens, and what it refuses a reason.
  *
  * With libFuzzer (-DPAGED_FUZZ=ON):
  *     fuzz_http -max_len=4096 NEW_FOLDER tests/fuzz/corpus/http
