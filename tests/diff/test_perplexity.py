@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from make_vectors import CTX, HERE, N_GREEDY, TEXT
+from make_vectors import CTX, HERE, TEXT
 
 
 @pytest.fixture(params=["smollm2", "gemma3"])
@@ -61,15 +61,19 @@ def test_token_by_token(score, case):
     assert ours_to_theirs <= 1.2 * spread, text
 
 
-def test_greedy(paged, case):
-    """The same continuation as llama.cpp, at least for its first words: later on a near tie may go either way."""
+def test_greedy(paged, score, case):
+    """llama.cpp's own continuations are what we would write as well, but for near ties."""
     path, vectors = case
+    n_same = n = 0
     for prompt, theirs in vectors["greedy"].items():
-        done = paged("run", "--model", path, "--raw", "--prompt", prompt, "-n", N_GREEDY, "--json", "-q", "--ctx", 256,
-                     "--kv-type", "f32")
-        assert done.returncode == 0, done.stderr
-        ours = json.loads(done.stdout)["tokens"]
-        assert ours[:6] == theirs[:6], (prompt, ours, theirs)
+        ids = json.loads(paged("tokenize", "--model", path, "--json", "--text", prompt).stdout)["tokens"]
+        (answer,) = score(path, [ids + theirs], "--kv-type", "f32", "--ctx", 256)
+        same = [a == b for a, b in zip(answer["top1"][len(ids) - 1 :], theirs, strict=True)]
+        assert all(same[:3]), (prompt, same)
+        n_same += sum(same)
+        n += len(same)
+    print(f"{n_same} of {n} tokens")
+    assert n_same >= 0.9 * n, f"{n_same} of {n} tokens"
 
 
 def test_short_texts(paged, model):
