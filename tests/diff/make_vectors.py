@@ -29,7 +29,7 @@ def main():
     name, model, setting = sys.argv[1:]
     path = HERE / "vectors" / f"{name}.json"
     made = json.loads(path.read_text()) if path.exists() else {"context": CTX, "logprobs": {}}
-    with LlamaCpp(model, n_ctx=1024, n_threads=2, **SETTINGS[setting]) as oracle:
+    with LlamaCpp(model, n_ctx=1024, **SETTINGS[setting]) as oracle:
         tokens = oracle.tokenize(TEXT.read_text(), add_special=True)
         made["tokens"] = pieces(tokens, 2)
         scores = made["logprobs"].setdefault(setting, [])
