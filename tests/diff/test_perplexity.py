@@ -36,7 +36,7 @@ def bound(vectors):
     return 0.005 if 2 * error <= 0.005 else 0.01
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+@pytest.mark.parametrize("kv_type", ["f16"] + (["f32"] if os.environ.get("PAGED_LONG") else []))
 def test_perplexity(paged, case, kv_type):
     path, vectors = case
     done = paged("perplexity", TEXT, "--model", path, "--kv-type", kv_type, "--json", "-q")
