@@ -160,6 +160,13 @@ def _duplicate_key(f):
     f.kv.append(list(f.kv[-1]))
 
 
+def _unknown_tensor(f):
+    """One that is good in itself, and that no LLaMA has."""
+    f.data += bytes(-len(f.data) % 32)
+    f.tensors.append(Tensor("blk.0.attn_sinks.weight", [4], 0, len(f.data)))
+    f.data += bytes(16)
+
+
 EMBD, Q = "token_embd.weight", "blk.0.attn_q.weight"
 SCALING, TOK = "llama.rope.scaling", "tokenizer.ggml"
 EPS = "llama.attention.layer_norm_rms_epsilon"
@@ -217,6 +224,18 @@ CASES = {
         lambda f: f.set(f"{SCALING}.type", STR, string("linear")).set(f"{SCALING}.factor", F32, f32(0.0)),
         f"{SCALING}.factor",
     ),
+    "rope-yarn-log-multiplier": (
+        lambda f: f.set(f"{SCALING}.type", STR, string("yarn")).set(f"{SCALING}.yarn_log_multiplier", F32, f32(0.7)),
+        f"{SCALING}.yarn_log_multiplier",
+    ),
+    "rope-original-context-0": (
+        _set(f"{SCALING}.original_context_length", U32, u32(0)), f"{SCALING}.original_context_length",
+    ),
+    "window-negative": (_set("llama.attention.sliding_window", I32, u32(2**32 - 1)), "llama.attention.sliding_window"),
+    "window-is-text": (_set("llama.attention.sliding_window", STR, string("all")), "llama.attention.sliding_window"),
+    "scale-nan": (_set("llama.attention.scale", F32, f32(float("nan"))), "llama.attention.scale"),
+    "not-causal": (_set("llama.attention.causal", BOOL, b"\0"), "llama.attention.causal"),
+    "unknown-tensor": (_unknown_tensor, "blk.0.attn_sinks.weight"),
     "experts": (_set("llama.expert_count", U32, u32(8)), "8"),
     "template-is-a-number": (_set("tokenizer.chat_template", U32, u32(1)), "tokenizer.chat_template"),
     "tokenizer-unknown": (_set(f"{TOK}.model", STR, string("t9")), "t9"),

@@ -24,6 +24,7 @@ def main():
     params.port = 0
     params.n_ctx = config["n_ctx"]
     params.n_parallel = config.get("n_parallel", 1)
+    params.swa_full = True  # else each request of a model with windows is computed from its first token
     params.cpuparams.n_threads = config["n_threads"]
     params.cpuparams_batch.n_threads = config["n_threads"]
     kv_types, flash = xllamacpp.ggml_type, xllamacpp.llama_flash_attn_type

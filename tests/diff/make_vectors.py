@@ -1,6 +1,6 @@
 """Makes tests/diff/vectors/*.json: what llama.cpp thinks of the fixed text and how it goes on, for test_perplexity.py.
 
-    python tests/diff/make_vectors.py NAME MODEL
+    python tests/diff/make_vectors.py NAME MODEL f32|f16
 
 That is minutes of work for a quantised model, position by position, so it is done once and kept. Two settings of llama.cpp
 are asked, an f32 cache and an f16 one with flash attention: how far they are from each other says what agreement can mean.
@@ -26,18 +26,19 @@ def pieces(tokens, bos):
 
 
 def main():
-    name, model = sys.argv[1:]
-    made = {"context": CTX, "logprobs": {}}
-    for setting, options in SETTINGS.items():
-        with LlamaCpp(model, n_ctx=1024, **options) as oracle:
-            tokens = oracle.tokenize(TEXT.read_text(), add_special=True)
-            made["tokens"] = pieces(tokens, tokens[0] if tokens[0] == 2 else None)
-            scores = [oracle.score(piece, CTX // 2 + 1) for piece in made["tokens"]]
-            made["logprobs"][setting] = [[round(s[0], 4) for s in piece] for piece in scores]
-            if setting == "f32":
-                made["greedy"] = {p: oracle.generate(oracle.tokenize(p, add_special=True), N_GREEDY) for p in PROMPTS}
-    (HERE / "vectors").mkdir(exist_ok=True)
-    (HERE / "vectors" / f"{name}.json").write_text(json.dumps(made) + "\n")
+    name, model, setting = sys.argv[1:]
+    path = HERE / "vectors" / f"{name}.json"
+    made = json.loads(path.read_text()) if path.exists() else {"context": CTX, "logprobs": {}}
+    with LlamaCpp(model, n_ctx=1024, **SETTINGS[setting]) as oracle:
+        tokens = oracle.tokenize(TEXT.read_text(), add_special=True)
+        made["tokens"] = pieces(tokens, 2)
+        scores = made["logprobs"].setdefault(setting, [])
+        if setting == "f32":
+            made["greedy"] = {p: oracle.generate(oracle.tokenize(p, add_special=True), N_GREEDY) for p in PROMPTS}
+        for piece in made["tokens"][len(scores) :]:  # what an earlier run has is kept
+            scores.append([round(s[0], 4) for s in oracle.score(piece, CTX // 2 + 1)])
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(made) + "\n")
 
 
 if __name__ == "__main__":

@@ -56,6 +56,9 @@ TINY = [
     ("gqa-4-2-untied", gguf.GGMLQuantizationType.F16, "f32"),
     ("gqa-9-3-like-smollm2", gguf.GGMLQuantizationType.BF16, "bf16"),
     ("mqa-80-wide-head", gguf.GGMLQuantizationType.Q8_0, "f16"),
+]
+# What other families do in another way: two groups, old blocks that are gone, the order of the halves, positions.
+FAMILIES = [
     ("gemma3", None, "f16"),
     ("phi3-window", gguf.GGMLQuantizationType.Q8_0, "f16"),
     ("falcon-7b", gguf.GGMLQuantizationType.Q4_0, "f16"),
@@ -69,6 +72,13 @@ def test_tiny(score, base, tiny, name, weight_type, kv_type, variant):
     _, _, path = tiny(name, weight_type)
     # 530 tokens: the last ones and all that is generated see more than one attention split (512).
     check(score, base, path, [tiny_prompt(530), tiny_prompt(3), tiny_prompt(64)], kv_type, variant)
+
+
+@pytest.mark.parametrize("variant", ["chunk-1", "threads-2-chunk-7", "blocks-64", "plain-blocks-5-chunk-16"])
+@pytest.mark.parametrize("name, weight_type, kv_type", FAMILIES, ids=[t[0] for t in FAMILIES])
+def test_families(score, base, tiny, name, weight_type, kv_type, variant):
+    _, _, path = tiny(name, weight_type)
+    check(score, base, path, [tiny_prompt(530), tiny_prompt(64)], kv_type, variant)
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,16 @@
 """Goal: real models predict a text as well as they do in llama.cpp. Method: the fixed text, and what llama.cpp made of it.
 
-vectors/*.json are made by make_vectors.py, from llama.cpp with two settings; where these differ by more than half a percent,
-8-bit activations are to blame, and one percent is what agreement can mean.
+vectors/*.json are made by make_vectors.py, from llama.cpp with two settings. 8-bit activations blow last-bit differences up:
+where two standard errors of the mean difference of these settings are more than half a percent, so much less than a percent
+says nothing. With f32 weights (--long) there is no such noise.
 """
 import json
 import math
+import os
 
 import pytest
 
-from make_vectors import CTX, HERE, N_GREEDY, TEXT
+from make_vectors import CTX, HERE, TEXT
 
 
 @pytest.fixture(params=["smollm2", "gemma3"])
@@ -27,11 +29,14 @@ def perplexity(logprobs):
 
 
 def bound(vectors):
-    theirs = [perplexity(flat(vectors["logprobs"][setting])) for setting in ("f32", "f16")]
-    return 0.005 if abs(theirs[0] / theirs[1] - 1) <= 0.005 else 0.01
+    f32, f16 = (flat(vectors["logprobs"][setting]) for setting in ("f32", "f16"))
+    delta = [x - y for x, y in zip(f32, f16)]
+    mean = sum(delta) / len(delta)
+    error = math.sqrt(sum((d - mean) ** 2 for d in delta)) / len(delta)
+    return 0.005 if 2 * error <= 0.005 else 0.01
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+@pytest.mark.parametrize("kv_type", ["f16"] + (["f32"] if os.environ.get("PAGED_LONG") else []))
 def test_perplexity(paged, case, kv_type):
     path, vectors = case
     done = paged("perplexity", TEXT, "--model", path, "--kv-type", kv_type, "--json", "-q")
@@ -61,15 +66,33 @@ def test_token_by_token(score, case):
     assert ours_to_theirs <= 1.2 * spread, text
 
 
-def test_greedy(paged, case):
-    """The same continuation as llama.cpp, at least for its first words: later on a near tie may go either way."""
+def test_greedy(paged, score, case):
+    """llama.cpp's own continuations are what we would write as well, but for near ties."""
     path, vectors = case
+    n_same = n = 0
     for prompt, theirs in vectors["greedy"].items():
-        done = paged("run", "--model", path, "--raw", "--prompt", prompt, "-n", N_GREEDY, "--json", "-q", "--ctx", 256,
-                     "--kv-type", "f32")
-        assert done.returncode == 0, done.stderr
-        ours = json.loads(done.stdout)["tokens"]
-        assert ours[:6] == theirs[:6], (prompt, ours, theirs)
+        ids = json.loads(paged("tokenize", "--model", path, "--json", "--text", prompt).stdout)["tokens"]
+        (answer,) = score(path, [ids + theirs], "--kv-type", "f32", "--ctx", 256)
+        same = [a == b for a, b in zip(answer["top1"][len(ids) - 1 :], theirs, strict=True)]
+        assert all(same[:3]), (prompt, same)
+        n_same += sum(same)
+        n += len(same)
+    print(f"{n_same} of {n} tokens")
+    assert n_same >= 0.9 * n, f"{n_same} of {n} tokens"
+
+
+@pytest.mark.skipif(not os.environ.get("PAGED_LONG"), reason="a file of 1 GB and minutes of llama.cpp; --long")
+def test_gemma_with_f32_weights(llamacpp, score, gemma, tmp_path):
+    from models import dequantise
+
+    path = str(tmp_path / "gemma-f32.gguf")
+    dequantise(gemma, path)
+    ids = llamacpp(path).tokenize(TEXT.read_text()[:800], add_special=True)
+    theirs = llamacpp(path).score(ids)
+    (answer,) = score(path, [ids], "--kv-type", "f32", "--ctx", 1024)
+    delta = [abs(a - t[0]) for a, t in zip(answer["logprobs"], theirs, strict=True)]
+    print(f"mean |Δ log-prob| {sum(delta) / len(delta):.5f}, max {max(delta):.4f} over {len(delta)} tokens")
+    assert max(delta) <= 0.02 and sum(delta) / len(delta) <= 0.002
 
 
 def test_short_texts(paged, model):

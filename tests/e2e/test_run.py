@@ -201,6 +201,25 @@ def test_every_option_of_run_is_in_its_help(paged):
         assert f"--{option}" in text, option
 
 
+def test_fit(paged, model):
+    """Memory is at hand for the whole context here: then --fit changes nothing but the way the pool was found."""
+    arguments = ("run", "--model", model, "--prompt", "hi", "-n", 2, *ONE_THREAD)
+    fitted, plain = paged(*arguments, "--fit"), paged(*arguments)
+    assert fitted.returncode == plain.returncode == 0, fitted.stderr
+    assert fitted.stdout == plain.stdout and fitted.stderr == plain.stderr
+    assert "context 64" in paged(*arguments, "--fit", "--ctx", 64).stderr
+    assert paged(*arguments, "--fit", "--pool-bytes", "1M").returncode == 2
+
+
+def test_windows_in_plan_and_inspect(paged, tiny):
+    path = tiny("gemma3")[2]
+    assert "6 of 7 layers keep 24 tokens" in paged("run", "--model", path, "--prompt", "hi", "-n", 2).stderr
+    told = json.loads(paged("inspect", path, "--json").stdout)
+    assert (told["window"], told["windowed_layers"], told["layers"]) == (24, 6, 7)
+    assert told["kv_bytes_per_token"]["f16"] == 7 * 1 * (32 + 32) * 2
+    assert "6 of 7 layers see the last 24 tokens" in paged("inspect", path).stdout
+
+
 def test_quiet(paged, model):
     done = paged("run", "--model", model, "--prompt", QUESTION, "--max-tokens", 3, "--quiet", *ONE_THREAD)
     assert done.returncode == 0 and done.stdout and done.stderr == ""

@@ -1,6 +1,6 @@
 /* fuzz_model.c: no bytes make loading a model crash, hang, or take memory out of proportion; what loads can
- * be run. Goes where fuzz_gguf.c ends: numbers of the families, tokenizers, tensors, packing, and a few steps of
- * an engine on what is left standing.
+ * be run. Goes where fuzz_gguf.c ends: numbers of the families, tokenizers, tensors, packing, and a few steps
+ * of an engine on what is left standing.
  *
  * With libFuzzer (-DPAGED_FUZZ=ON):
  *     fuzz_model -max_len=16384 NEW_FOLDER tests/fuzz/corpus/model

@@ -59,9 +59,10 @@ static paged_status configure_gemma2(paged_model *m, paged_error *err) {
 static paged_status configure_gemma3(paged_model *m, paged_error *err) {
     paged__hparams *hp = &m->hp;
     paged__rope *windowed = &hp->rope[1];
-    windowed->base = 10000.0f;
-    windowed->scale = 1.0f;
-    windowed->factors = NULL;
+    windowed->base = 10000.0f; /* and no scaling */
+    windowed->scale = windowed->attn_factor = 1.0f;
+    windowed->yarn = false;
+    windowed->factors = windowed->long_factors = NULL;
     paged_status s = configure(m, 6, 62, err);
     if (!s) s = paged__model_key_f32(m, "rope.freq_base_swa", false, 1.0f, 1e12f, &windowed->base, err);
     if (!s) s = paged__model_key_f32(m, "final_logit_softcapping", false, 0, 1e6f, &hp->logit_softcap, err);
