@@ -258,6 +258,8 @@ def like(array, model):
 
 # ---- threads ----
 
+THREADS_MAX = 1024
+
 _pool_lock = threading.Lock()
 _pool = None
 _pool_size = 0
@@ -275,6 +277,8 @@ os.register_at_fork(after_in_child=_forget_pool)
 def parallel(n, call):
     """call(ith, n) for ith = 0 … n - 1, on as many threads; returns the results when all have come back."""
     global _pool, _pool_size
+    if not 1 <= n <= THREADS_MAX:
+        raise InvalidArgument(f"threads is {n}, not in 1 … {THREADS_MAX}")
     if n == 1:
         return [call(0, 1)]
     with _pool_lock:

@@ -109,12 +109,8 @@ class KV:
             raise InvalidArgument(f"shapes are {shapes[0]} and {shapes[1]}")
         sizes = [int(np.prod(shape[1:])) for shape in shapes]
         memory = np.zeros((n_blocks, sum(sizes)), element)
-        strides = [memory.strides[0], 0, 0, element.itemsize]
-        parts = []
-        for shape, start in zip(shapes, (0, sizes[0])):
-            strides[2] = element.itemsize * shape[3]
-            strides[1] = strides[2] * shape[2]
-            parts.append(np.ndarray(shape, element, memory, start * element.itemsize, tuple(strides)))
+        # Views: only the rest of a row is split.
+        parts = [part.reshape(shape) for part, shape in zip(np.split(memory, [sizes[0]], axis=1), shapes)]
         scales = [np.zeros(shapes[0][:3], np.float32) for _ in parts] if name == "i8" else [None, None]
         return cls(*parts, layout=layout, k_scale=scales[0], v_scale=scales[1])
 

@@ -348,3 +348,44 @@ def test_the_interpreter_ends_in_peace():
         done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", EXIT], capture_output=True, text=True, timeout=60,
                               env={"PYTHONPATH": ":".join(sys.path)}, check=False)
         assert done.returncode == 0 and done.stderr == "", (done.returncode, done.stderr)
+
+
+def text_of(cache):
+    return bytes(cache.sequence.tokens.tolist()).decode()
+
+
+def test_conversation_cache_without_a_model():
+    """A token is a byte: turns own their bytes, the oldest go beyond the limit, blocks of dropped turns are free again."""
+    cache = paged.ConversationCache(max_history_len=100)
+    for i in range(4):
+        assert cache.add_turn(f"question {i}", f"answer {i}") == 0
+    assert text_of(cache) == "".join(f"question {i}\0answer {i}\0" for i in range(4)) and cache.n_tokens == 80
+    assert [(turn.start, turn.end) for turn in cache.turns] == [(0, 20), (20, 40), (40, 60), (60, 80)]
+    assert cache.block_table[1] == cache.sequence.blocks[1:3].tolist() and len(cache.used_blocks) == 5
+    assert cache.add_turn("x" * 20, "y" * 18) == 1 and cache.n_tokens == 100
+    assert cache.clear_old_turns(keep_last_n=1) == 40
+    assert text_of(cache) == "x" * 20 + "\0" + "y" * 18 + "\0" and len(cache.used_blocks) == 3
+    assert cache.clear_old_turns(keep_last_n=5) == 0 and cache.clear_old_turns(keep_last_n=0) == 0
+    assert cache.n_tokens == 0 and not cache.used_blocks and cache.turns == []
+    cache.cache.check()
+
+
+def test_a_turn_that_does_not_fit_changes_nothing():
+    pool = paged.Cache(1, 1, 2, layout="plain", max_blocks=4)
+    other = pool.sequence()
+    other.reserve(32)
+    cache = paged.ConversationCache(cache=pool, system="be brief")
+    cache.add_turn("a", "b")
+    before = text_of(cache), cache.turns
+    with pytest.raises(paged.NoBlocks):
+        cache.add_turn("x" * 40, "y")
+    with pytest.raises(paged.InvalidArgument, match="needs a model"):
+        cache.reply("x")
+    with pytest.raises(paged.InvalidArgument, match="keep_last_n is -1"):
+        cache.clear_old_turns(-1)
+    assert (text_of(cache), cache.turns) == before
+    other.close()
+    cache.add_turn("x" * 30, "y")
+    assert text_of(cache) == "be brief\0a\0b\0" + "x" * 30 + "\0y\0"
+    with pytest.raises(paged.InvalidArgument):
+        paged.ConversationCache(0)

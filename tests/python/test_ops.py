@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference import attention
+from dense import attention
 
 import paged
 
@@ -219,6 +219,9 @@ MISTAKES = [
     (lambda: run_with(paged.Tables([[0]], [1]), ONE, kv=paged.KV.empty(5, 1, 16, 8)), "n_blocks of kv is 5"),
     (lambda: kv_and_op()[1].run(ONE), "there is no plan"),
     (lambda: kv_and_op()[0].write(ONE, ONE, [64]), "slot 64 of token 0"),
+    (lambda: kv_and_op()[0].write(ONE, ONE, [0], threads=0), "threads is 0, not in 1 … 1024"),
+    (lambda: kv_and_op()[0].export_dense(threads=-1), "threads is -1"),
+    (lambda: kv_and_op()[0].gather(paged.Tables([[0]], [1]), threads=5000), "threads is 5000"),
     (lambda: kv_and_op()[0].read([-1]), "slot -1 is negative"),
     (lambda: kv_and_op()[0].write(ONE, ONE, [0, 1]), "k has shape"),
     (lambda: kv_and_op()[0].gather(paged.Tables([[0]], [1]), 1), "sequence 1 of 1"),
@@ -241,6 +244,19 @@ def test_mistakes_are_named(mistake, words):
     with pytest.raises(paged.InvalidArgument) as caught:
         mistake()
     assert words in str(caught.value)
+
+
+def test_nothing_is_a_step_too():
+    """No blocks, no sequences, no queries, no tokens."""
+    none, op = paged.KV.empty(0, 1, 16, 8), paged.Attention(1, 1, 8)
+    assert none.k.shape == (0, 1, 16, 8)
+    op.plan(none, paged.Tables(np.zeros((0, 3), np.int32), []), [0])
+    assert op.run(ONE[:0]).shape == (0, 1, 8)
+    kv = kv_and_op()[0]
+    op.plan(kv, paged.Tables([[0]], [0]), [0, 0])
+    assert op.run(ONE[:0]).shape == (0, 1, 8)
+    assert kv.write(ONE[:0], ONE[:0], []) == 0 and kv.read([])[0].shape == (0, 1, 8)
+    assert kv.gather(paged.Tables([[0]], [0])).n_blocks == 0
 
 
 def test_a_plan_is_a_snapshot():

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from reference import attention, f16_bound
+from dense import attention, f16_bound
 
 import paged
 import paged.seeds as torch

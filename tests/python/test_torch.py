@@ -1,5 +1,5 @@
-"""Real torch tensors, where torch is installed (5 GB, so it is nobody's requirement): views share memory, the documents' interface takes
-them as they are and gives them back, in the types that NumPy does not have, too."""
+"""Real torch tensors, where torch is installed (5 GB, so it is nobody's requirement): views share memory, the documents'
+interface takes them as they are and gives them back, in the types that NumPy does not have, too."""
 
 import pytest
 
