@@ -211,7 +211,7 @@ int paged__session_load(paged__session *session, paged__cli *cli, const char *na
 
 /* What the options say about an engine. */
 paged_engine_config paged__session_config(const paged__memory_options *options);
-/* --fit: sets the pool to what is needed, or to what is at hand if that is less; the context follows from it. */
+/* --fit: sets the pool to what is needed, or to what is at hand if that is less; the context follows. */
 paged_status paged__session_fit(const paged__session *session, paged_engine_config *config, paged_error *err);
 /* Tells why there is no engine, and what to do. Returns an exit code. */
 int paged__session_refused(paged__cli *cli, paged_status status, const paged_error *err);

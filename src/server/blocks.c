@@ -16,8 +16,8 @@
 
 enum { LOOKS_PER_S = 10 };
 
-/* States, a letter each: . free and its memory not taken from the system, f free, c cached, u used by one, s shared, t divided into tiles of packed tails; a
- * capital U or S: the last, partly filled block of a request. */
+/* States, a letter each: . free, its memory not taken from the system, f free, c cached, u used by one, s
+ * shared, t divided into tiles of packed tails; a capital U or S: the last, partly filled block of a request. */
 typedef struct cell {
     char state;
     int32_t refs;
@@ -213,10 +213,6 @@ static bool make_map(paged__server *s) {
     }
     s->map = m;
     return true;
-}
-
-void paged__map_close(paged__server *s) {
-    while (s->map && s->map->n_watchers > 0) paged__stream_end(s->map->watchers[--s->map->n_watchers]);
 }
 
 void paged__map_free(paged__server *s) {

@@ -7,7 +7,6 @@
 void paged__blocks_route(paged__conn *conn, const char *block); /* block "": the map */
 void paged__events_route(paged__conn *conn);
 void paged__slots_route(paged__conn *conn);
-void paged__map_close(paged__server *server); /* ends the streams of events */
 void paged__map_free(paged__server *server);
 
 #endif

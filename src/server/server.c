@@ -111,7 +111,6 @@ static void drain(paged__server *s) {
     if (s->listener) evconnlistener_free(s->listener);
     s->listener = NULL;
     event_add(s->drain_timer, &most);
-    paged__map_close(s); /* they would never end by themselves */
     for (paged__conn *c = s->conns, *next; c; c = next) {
         next = c->next;
         paged__conn_drain(c);
