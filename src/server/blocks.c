@@ -16,8 +16,9 @@
 
 enum { LOOKS_PER_S = 10 };
 
-/* States, a letter each: . free, its memory not taken from the system, f free, c cached, u used by one, s
- * shared, t divided into tiles of packed tails; a capital U or S: the last, partly filled block of a request. */
+/* States, a letter each: . free, its memory not taken from the system, f free, c cached, u used by one,
+ * s shared, t divided into tiles of packed tails; a capital U or S: the last, partly filled block of a
+ * request. */
 typedef struct cell {
     char state;
     int32_t refs;
