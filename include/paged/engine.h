@@ -46,6 +46,8 @@ typedef struct paged_engine_config {
     bool no_prefix_cache; /* requests share nothing, and nothing is kept when they end */
     bool no_packed_tails; /* last blocks are blocks also where packed tails (mem.h) are possible: block_size
                            * 32 … 256, packed layout */
+    /* Create computes a token, so that the first request finds pages and threads in place. */
+    bool warm_up;
 } paged_engine_config;
 
 enum {

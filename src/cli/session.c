@@ -87,7 +87,8 @@ int paged__session_start(paged__session *s, const paged__memory_options *o, int3
                                   .max_running = max_running,
                                   .chunk_tokens = o->chunk,
                                   .n_threads = o->n_threads,
-                                  .no_prefix_cache = no_prefix_cache};
+                                  .no_prefix_cache = no_prefix_cache,
+                                  .warm_up = max_running > 1};
     paged_error err;
     if (o->fit && o->pool_bytes) return paged__usage_error(s->cli, "give --fit or --pool-bytes, not both");
     paged_status status = o->fit ? fit(s, &config, &err) : PAGED_OK;
