@@ -51,6 +51,8 @@ typedef struct paged_engine_config {
     bool contiguous;      /* no paging, to compare with (enable_paged false): a request takes room for n_ctx
                            * tokens in one run before it begins and keeps it until it ends; nothing is shared,
                            * nobody is preempted. Answers have the same bits */
+    /* Create computes a token, so that the first request finds pages and threads in place. */
+    bool warm_up;
 } paged_engine_config;
 
 enum {

@@ -101,6 +101,7 @@ int paged__session_start(paged__session *s, const paged__memory_options *o, int3
     paged_engine_config config = paged__session_config(o);
     config.max_running = max_running;
     config.no_prefix_cache = no_prefix_cache;
+    config.warm_up = max_running > 1;
     paged_error err;
     if (o->fit && o->pool_bytes) return paged__usage_error(s->cli, "give --fit or --pool-bytes, not both");
     paged_status status = o->fit ? paged__session_fit(s, &config, &err) : PAGED_OK;

@@ -250,6 +250,7 @@ static paged_status create(paged_engine *e, const paged_engine_config *config, p
     if (!s && e->runner)
         s = paged__model_self_test(e->model, e->config.n_threads, &e->deterministic, e->determinism,
                                    sizeof e->determinism, err);
+    if (!s && e->config.warm_up) s = paged__engine_warm_up(e, err);
     return s;
 }
 

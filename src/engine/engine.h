@@ -210,6 +210,9 @@ static inline bool paged__request_scores(const paged__request *r) {
     return r->params.prompt_logprobs && paged__n_made(r) == 0;
 }
 
+/* step.c: one token through the whole model, of which nothing stays. Errors: those of a step. */
+paged_status paged__engine_warm_up(paged_engine *e, paged_error *err);
+
 static inline uint64_t paged__engine_now(const paged_engine *e) {
     return e->backend.now_ns(e->backend.self);
 }

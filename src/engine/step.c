@@ -277,3 +277,23 @@ paged_status paged_engine_step(paged_engine *e, int32_t *n_active, paged_error *
     if (n_active) *n_active = e->n_running + e->n_waiting;
     return PAGED_OK;
 }
+
+paged_status paged__engine_warm_up(paged_engine *e, paged_error *err) {
+    int32_t token = 0;
+    paged__request r = {.tokens = &token, .n_prompt = 1, .n_tokens = 1};
+    paged__step step;
+    paged_status s = paged_seq_create(e->cache, &r.seq);
+    if (s) return paged__fail(err, s, "no sequence to warm up with");
+    s = paged_seq_reserve(e->cache, r.seq, 1);
+    if (s) {
+        paged__fail(err, s, "no block to warm up with");
+    } else {
+        e->pieces[0] = (paged__piece){.request = &r, .n_tokens = 1};
+        e->n_pieces = 1;
+        lay_out(e, &step);
+        s = e->backend.step(e->backend.self, &step, &e->logits, err);
+        e->n_pieces = 0;
+    }
+    PAGED_ASSERT(paged_seq_free(e->cache, r.seq) == PAGED_OK);
+    return s;
+}

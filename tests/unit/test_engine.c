@@ -225,6 +225,28 @@ static const float *decode(paged_engine *e, paged_seq seq, int32_t token, bool c
     return logits;
 }
 
+/* It leaves nothing behind, and changes no bit of what comes. */
+static void warm_up_leaves_nothing(void) {
+    paged_model *m = load_tiny(0);
+    paged_engine *cold = make(m, (paged_engine_config){0}),
+                 *warm = make(m, (paged_engine_config){.warm_up = true, .poison = true});
+    paged_cache_stats stats;
+    paged_seq a, b;
+    paged_engine_get_cache_stats(warm, &stats);
+    CHECK(stats.n_used == 0 && stats.n_cached == 0 && stats.n_seqs == 0 && stats.n_allocs == 1);
+    CHECK_EQ(paged_engine_check(warm, NULL), PAGED_OK);
+    CHECK_EQ(paged_seq_create(cold->cache, &a), PAGED_OK);
+    CHECK_EQ(paged_seq_create(warm->cache, &b), PAGED_OK);
+    for (int i = 0; i < 3; i++) {
+        float want[TINY_VOCAB];
+        memcpy(want, decode(cold, a, 7 + i, true), sizeof want);
+        CHECK(memcmp(want, decode(warm, b, 7 + i, true), sizeof want) == 0);
+    }
+    paged_engine_free(warm);
+    paged_engine_free(cold);
+    paged_model_free(m);
+}
+
 /* A fork computes what a fresh sequence computes, before and after its parent went another way. */
 static void fork_is_fresh(void) {
     for (int i = 0; i < N_SHAPES; i++) {
@@ -710,6 +732,7 @@ static void real_model(void) {
     X(same_bits)                                                                                             \
     X(decode_is_prefill)                                                                                     \
     X(batch_is_alone)                                                                                        \
+    X(warm_up_leaves_nothing)                                                                                \
     X(fork_is_fresh)                                                                                         \
     X(reads_through_the_table)                                                                               \
     X(blocks_are_counted)                                                                                    \
