@@ -146,7 +146,7 @@ INLINE void weights_of_row(paged__i8_p *row, const float *p, paged__range seen, 
         __m512i weight = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(bits[j]), by_tile[j]));
         _mm_storeu_si128((__m128i *)(void *)(row->weight + j * 16), _mm512_cvtepi32_epi8(weight));
     }
-    /* Lane 0 of each 128-bit lane. By way of a register: compressing into memory takes a hundred cycles. */
+    /* Lane 0 of each 128-bit lane. By way of a register. */
     _mm_storeu_ps(row->scale, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, scale)));
 }
 
