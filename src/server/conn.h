@@ -48,7 +48,7 @@ struct paged__conn {
     int status;
     uint64_t n_sent;
     bool is_stream, is_chunked, head_only;
-    bool is_endless; /* a stream that has no end of its own */
+    bool is_endless;                          /* a stream that has no end of its own */
     const char *allow;                        /* of a 405: the methods, divided by blanks */
     int32_t prompt_tokens, completion_tokens; /* for the log; -1: none */
 
