@@ -98,7 +98,7 @@ class Server:
     def used_blocks(self):
         return self.metrics()['paged_blocks{state="used"}']
 
-    def wait_idle(self, seconds=20):
+    def wait_idle(self, seconds=60):
         """Until no block is in use; the check of every invariant holds then."""
         deadline = time.monotonic() + seconds
         while self.used_blocks() and time.monotonic() < deadline:

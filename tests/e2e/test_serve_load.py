@@ -69,8 +69,8 @@ def test_a_slow_reader_costs_bounded_memory_and_delays_nobody(server):
         expected = text_of(server, make_request(3))
         for _ in range(3):
             assert text_of(server, make_request(3)) == expected
-        assert time.monotonic() - started < 20
-        deadline = time.monotonic() + 20
+        assert time.monotonic() - started < 60
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if server.metrics()['paged_requests_waiting_by_reason{reason="reader"}'] == 8:
                 break  # all eight are parked
