@@ -191,6 +191,9 @@ def same_number(page):
 
 def test_the_map_under_load(page, url):
     """Eight requests with a common beginning: shared blocks, and cells that are what the server says."""
+    page.set("max_tokens", 80)
+    page.ask("What is a KV cache?")
+    page.answered(2)
     system = {"role": "system", "content": "You are a patient teacher of arithmetic and answer at length. " * 8}
 
     def one(i):
@@ -206,7 +209,7 @@ def test_the_map_under_load(page, url):
             assert same["page"] == same["server"] and same["refs"] == same["server_refs"]
             seen |= set(same["page"])
             if "s" in same["page"]:
-                page.picture("map")
+                page.picture("page")
         assert {"u", "s"} <= seen
         assert all(r.result()["usage"]["completion_tokens"] == 150 for r in running)
     page.until(lambda: get(url, "/paged/blocks")["running"] == 0)
@@ -231,7 +234,7 @@ def test_a_token_shows_its_block_and_a_block_its_tokens(page, url):
     facts = get(url, f"/paged/blocks/{block}")
     assert facts["pieces"][position % 16].strip() == "Explain"
     assert "Explain" in page.one("#block .pieces").text
-    page.picture("tokens")
+    page.picture("page-tokens")
 
 
 def test_markdown_is_text(page):
