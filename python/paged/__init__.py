@@ -2,6 +2,7 @@
 
     paged.Attention, paged.KV, paged.Tables           the operator: plan once a step, run once a layer
     paged.Cache, paged.Sequence, paged.Group          the cache: blocks, prefix reuse, fork with copy on write
+    paged.Plan, paged.shapes                          what keys and values will take, before there are any
     paged.LLM                                         the engine: a GGUF file in, text out (where it is built in)
     paged.PagedAttention, paged.StandardAttention     the interface of the documents; paged.seeds stands in for torch there
 
@@ -16,6 +17,7 @@ from .conversation import ConversationCache, Turn
 from .errors import *  # noqa: F403 (its __all__)
 from .errors import __all__ as _errors
 from .ops import KV, Attention, Shared, Tables, kernels, merge_states
+from .plan import Plan, Shape, shape, shapes
 
 if hasattr(_lib, "paged_service_create"):  # this build has the engine
     from .engine import LLM, Completion, Conversation, Stream
@@ -26,4 +28,5 @@ else:
 
 __version__ = _ffi.string(_lib.paged_version()).decode()
 __all__ += [*_errors, "Attention", "BlockTable", "Cache", "ConversationCache", "Group", "KV", "Match", "PagedAttention",
-            "Sequence", "Shared", "StandardAttention", "Tables", "Turn", "kernels", "memory_bytes", "merge_states", "seeds"]
+            "Plan", "Sequence", "Shape", "Shared", "StandardAttention", "Tables", "Turn", "kernels", "memory_bytes", "merge_states",
+            "seeds", "shape", "shapes"]
