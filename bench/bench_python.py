@@ -26,6 +26,7 @@ HEADS, DIM = 32, 64  # the document's shape
 LENGTHS = {2048: 0.04, 4096: 0.05, 8192: None}  # tokens: the overhead that the document states
 CALLS = 2000
 PAGE_TOKENS, PAGE = 64, 16 * 1024
+PAGE_SIZES = [size * 1024 for size in (4, 8, 16, 32, 64)]
 
 COLD = f"""
 import time, numpy as np, paged
@@ -142,6 +143,23 @@ def paged_beside_contiguous(bench, n_tokens, theirs):
                             note=note if what == "a prompt" else "")
 
 
+def sizes_of_pages(bench, n_tokens=4096):
+    """One token after n_tokens, from pages of different sizes: is the document's 16 KB the best here?"""
+    rng = np.random.default_rng(0)
+    x, one = ([rng.standard_normal((1, HEADS, n, DIM), np.float32).astype(np.float16) for _ in range(3)] for n in (n_tokens, 1))
+    sides = {}
+    for size in PAGE_SIZES:
+        pages = (n_tokens + 4096) * DIM * 4 // size
+        memory = np.zeros((1, HEADS, pages), np.int32), np.zeros((1, HEADS, pages * size // 2), np.float16)
+        op = paged.PagedAttention(HEADS, DIM, pages, page_size=size, threads=1)
+        op(*x, *memory)
+        sides[size] = lambda op=op, memory=memory: op(*one, *memory)
+    times = bench.rounds("sizes of pages", sides)
+    for size in PAGE_SIZES:
+        values = [t / base for t, base in zip(times[size], times[PAGE])]
+        yield bench.row(f"a token, {n_tokens} tokens", f"pages of {size // 1024} KiB against 16", "ratio", values)
+
+
 def first_call(bench):
     """In a new process each time: the first call of 128 tokens against the later ones."""
     for name, line in (("cold", ""), ("after warmup()", "op.warmup()")):
@@ -194,6 +212,7 @@ CASES = {
     "calls": (overhead_of_calls, True),
     **{f"{n} tokens": (lambda bench, n=n, theirs=theirs: paged_beside_contiguous(bench, n, theirs), n <= 2048)
        for n, theirs in LENGTHS.items()},
+    "pages": (sizes_of_pages, True),
     "first call": (first_call, True),
     "32k": (lambda bench: beyond_a_contiguous_reservation(bench, 32 * 1024, 2**29), True),
     "128k": (lambda bench: beyond_a_contiguous_reservation(bench, 128 * 1024, 2**31), False),
