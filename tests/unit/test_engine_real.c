@@ -1,7 +1,7 @@
 /* Goal: on the real model, whatever happens to a request beside others, its tokens and every log-probability
- * have the bits that it has alone. Method: requests with a long common beginning in a pool too small for them;
- * counters prove that at least eight shared a step, and that requests were preempted, found their beginning in
- * the cache, read it once together and ended in packed tails. $PAGED_MODEL; skipped without. */
+ * have the bits that it has alone. Method: requests with a long common beginning in a pool too small for
+ * them; counters prove that at least eight shared a step, and that requests were preempted, found their
+ * beginning in the cache, read it once together and ended in packed tails. $PAGED_MODEL; skipped without. */
 #include <stdlib.h>
 
 #include "engine/engine.h"
