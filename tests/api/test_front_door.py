@@ -37,7 +37,6 @@ def test_help_names_every_command():
 
 
 @pytest.mark.parametrize("arguments, code, words", [
-    (["serve"], 1, "server"),
     (["dance"], 2, "no command dance"),
     (["fmt", "--fast"], 2, "--check"),
     (["--ggml"], 2, "--ggml needs a folder"),
