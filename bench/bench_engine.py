@@ -6,7 +6,7 @@ without.
     ./x bench engine [--trace FILE] [--json] [--quick | --long] [--case FILTER] [--write-docs]
 
 Cases: load, decode, prefill, requests, batch, sampling, steps, contexts, replay; FILTER is a part of their names. FILE is a request
-trace (formats: bench/traces.py); without one a load of the shape of ShareGPT's is generated. A run takes up to ten minutes, --quick
+trace (formats: bench/traces.py); without one a load of the shape of ShareGPT's is generated. A run takes up to twelve minutes, --quick
 two or three.
 
 All programs get as many threads as there are cores, and stay open. A round asks each of them once, in turns (A B C, C B A, …);
