@@ -16,8 +16,7 @@ call on its cache: a finalizer runs at any moment, in any thread, so all it does
 from __future__ import annotations
 
 import collections
-import os
-import pathlib
+import sys
 import threading
 from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Union
 
@@ -67,14 +66,8 @@ class Match(NamedTuple):
 
 
 def memory_bytes() -> int:
-    """Memory that this process may use: the machine's, or its control group's if that is less."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            limits.append(int(pathlib.Path(path).read_text()))
-        except (OSError, ValueError):  # not there, or "max"
-            pass
-    return min(limits)
+    """Memory that this process may still take: what the system says is available, limits of control groups respected."""
+    return lib.paged_memory_available() or sys.maxsize
 
 
 def read_config(config, allowed=("block_size", "max_blocks", "enable_paged")):

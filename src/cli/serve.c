@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include "base/base.h"
 #include "cli/cli.h"
@@ -124,7 +123,7 @@ static int read_options(serve *s, int argc, char **argv) {
 
 /* ---- loading ---- */
 
-/* Without --pool-bytes: what all requests need in full, but no more than half of this machine's memory,
+/* Without --pool-bytes: what all requests need in full, but no more than half of the memory at hand,
  * of which nothing is taken before it is used. */
 static size_t pool_bytes(const serve *s) {
     const paged__memory_options *o = &s->options.memory;
@@ -133,8 +132,8 @@ static size_t pool_bytes(const serve *s) {
         o->ctx ? PAGED_MIN(o->ctx, s->session.info.n_ctx_train) : s->session.info.n_ctx_train;
     const size_t all = paged__kv_bytes(&s->session.info, (paged_type)o->kv_type, o->block_size,
                                        (int64_t)n_ctx * s->options.max_running);
-    const size_t half = (size_t)sysconf(_SC_PHYS_PAGES) / 2 * (size_t)sysconf(_SC_PAGESIZE);
-    return all && all < half ? all : half;
+    const size_t half = paged_memory_available() / 2; /* 0: not known */
+    return all && (half == 0 || all < half) ? all : half;
 }
 
 static int start_service(serve *s) {
