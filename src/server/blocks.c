@@ -5,16 +5,15 @@
  * begins with a whole map and goes on with what is different in the next one, at most LOOKS_PER_S times a
  * second; so whoever follows it has, at every number, what /paged/blocks says there.
  *
- * May look into the engine and its cache, inside paged_service_call only.
+ * Looks at the engine and its cache inside paged_service_call only.
  */
 #include "server/blocks.h"
 
 #include <stdlib.h>
 
 #include "base/base.h"
-#include "engine/engine.h"
 
-enum { LOOKS_PER_S = 10 };
+enum { LOOKS_PER_S = 10, BLOCK_SIZE_MAX = 1024 /* tokens, as of mem.h */ };
 
 /* States, a letter each: . free, its memory not taken from the system, f free, c cached, u used by one,
  * s shared, t divided into tiles of packed tails; a capital U or S: the last, partly filled block of a
@@ -28,7 +27,7 @@ typedef struct cell {
 typedef struct look {
     paged__buffer cells;    /* cell [n] */
     paged__buffer requests; /* JSON, a list without its brackets */
-    int32_t n_blocks, n_running, n_waiting;
+    int32_t n_blocks, block_size, n_running, n_waiting;
     bool ok;
 } look;
 
@@ -47,58 +46,87 @@ static cell *cells_of(const look *l) {
 
 /* ---- looking ---- */
 
-static cell cell_of(const paged_cache *cache, int32_t block) {
-    paged_block_view view = {0};
-    paged_cache_blocks(cache, 0, block, 1, &view);
-    switch (view.state) {
+static cell cell_of(const paged_block_view *view) {
+    switch (view->state) {
     case PAGED_BLOCK_CACHED:
         return (cell){'c', 0, 0};
     case PAGED_BLOCK_TAILS:
-        return (cell){'t', view.refs, 0};
+        return (cell){'t', view->refs, 0};
     case PAGED_BLOCK_USED:
-        return (cell){view.refs > 1 ? 's' : 'u', view.refs, 0};
+        return (cell){view->refs > 1 ? 's' : 'u', view->refs, 0};
     case PAGED_BLOCK_FREE:
-        return (cell){view.backed ? 'f' : '.', 0, 0};
+        return (cell){view->backed ? 'f' : '.', 0, 0};
     case PAGED_BLOCK_ABSENT:
         break;
     }
     return (cell){'.', 0, 0};
 }
 
-static void look_at_request(const paged_engine *e, const paged__request *r, look *l) {
-    const int32_t bs = e->cache->block_size, row = paged_seq_row(e->cache, r->seq);
-    const int32_t len = paged_seq_len(e->cache, r->seq);
+/* Those that run, oldest rank first; the caller frees. NULL: no memory. */
+static paged_request_view *running_of(const paged_engine *e, int32_t *n_running) {
+    paged_engine_stats stats;
+    paged_engine_get_stats(e, &stats);
+    *n_running = stats.n_running;
+    paged_request_view *views = paged__alloc((size_t)PAGED_MAX(*n_running, 1), sizeof *views);
+    if (views) paged_engine_requests(e, views, *n_running);
+    return views;
+}
+
+/* The table of a request in group 0 and how many entries it has. */
+static const int32_t *table_of(const paged_cache *cache, const paged_request_view *r, int32_t block_size,
+                               int32_t *n) {
+    paged_tables tables = {0};
+    const int32_t row = paged_seq_row(cache, r->seq);
+    *n = 0;
+    if (row < 0 || paged_cache_tables(cache, 0, &tables) != PAGED_OK) return NULL;
+    *n = (paged_seq_len(cache, r->seq) + paged_seq_reserved(cache, r->seq) + block_size - 1) / block_size;
+    return tables.blocks + (int64_t)row * tables.seq_stride;
+}
+
+static void look_at_request(const paged_cache *cache, const paged_request_view *r, look *l) {
+    const int32_t len = paged_seq_len(cache, r->seq);
+    int32_t n;
+    const int32_t *table = table_of(cache, r, l->block_size, &n);
     l->ok = l->ok &&
             paged__buffer_printf(&l->requests,
                                  "%s{\"id\":%llu,\"tokens\":%d,\"prompt_tokens\":%d,\"cached_tokens\":%d,"
                                  "\"wait\":\"%s\",\"preemptions\":%d,\"blocks\":[",
                                  l->requests.len ? "," : "", (unsigned long long)r->id, len, r->n_prompt,
                                  r->n_reused, paged_wait_name(r->wait), r->n_preemptions);
-    const int32_t n = row < 0 ? 0 : e->cache->seqs[row].n_entries;
-    const int32_t *table = e->cache->groups[0].tables + (int64_t)PAGED_MAX(row, 0) * e->cache->table_stride;
     for (int32_t i = 0; i < n; i++) {
         l->ok = l->ok && paged__buffer_printf(&l->requests, "%s%d", i ? "," : "", table[i]);
         if (table[i] < 0) continue;
         cell *c = &cells_of(l)[table[i]];
         if (!c->owner) c->owner = r->id;
-        if (i == n - 1 && len % bs != 0 && c->state != 't') c->state = (char)(c->state & ~0x20);
+        if (i == n - 1 && len % l->block_size != 0 && c->state != 't') c->state = (char)(c->state & ~0x20);
     }
     l->ok = l->ok && paged__buffer_printf(&l->requests, "]}");
 }
 
 static void take_look(paged_engine *e, void *user) {
+    enum { AT_ONCE = 256 };
     look *l = user;
-    const paged__group *g = &e->cache->groups[0];
-    l->n_blocks = g->n_ids;
-    l->n_running = e->n_running;
-    l->n_waiting = e->n_waiting;
+    const paged_cache *cache = paged_engine_cache(e);
+    paged_engine_stats stats;
+    paged_cache_stats facts;
+    paged_block_view views[AT_ONCE];
+    paged_engine_get_stats(e, &stats);
+    paged_cache_get_stats(cache, &facts);
+    paged_request_view *running = running_of(e, &l->n_running);
+    l->n_waiting = stats.n_waiting;
+    l->block_size = facts.block_size;
     l->cells.len = l->requests.len = 0;
-    l->ok = true;
-    for (int32_t b = 0; l->ok && b < g->n_ids; b++) {
-        const cell c = cell_of(e->cache, b);
-        l->ok = paged__buffer_append(&l->cells, &c, sizeof c);
+    l->n_blocks = 0;
+    l->ok = running != NULL;
+    for (int32_t n = AT_ONCE; l->ok && n == AT_ONCE; l->n_blocks += n) {
+        n = paged_cache_blocks(cache, 0, l->n_blocks, AT_ONCE, views);
+        for (int32_t i = 0; l->ok && i < n; i++) {
+            const cell c = cell_of(&views[i]);
+            l->ok = paged__buffer_append(&l->cells, &c, sizeof c);
+        }
     }
-    for (int32_t i = 0; l->ok && i < e->n_running; i++) look_at_request(e, e->running[i], l);
+    for (int32_t i = 0; l->ok && i < l->n_running; i++) look_at_request(cache, &running[i], l);
+    paged__free(running);
 }
 
 static void free_look(look *l) {
@@ -229,7 +257,7 @@ void paged__map_free(paged__server *s) {
 typedef struct block_facts {
     int32_t block, n_tokens,
         position; /* position: of its first token in a request that has it; -1: unknown */
-    int32_t tokens[PAGED__BLOCK_SIZE_MAX];
+    int32_t tokens[BLOCK_SIZE_MAX];
     cell cell;
     paged__buffer owners; /* JSON, a list without its brackets */
     bool exists;
@@ -237,33 +265,26 @@ typedef struct block_facts {
 
 static void look_at_block(paged_engine *e, void *user) {
     block_facts *f = user;
-    const paged_cache *cache = e->cache;
-    const paged__group *g = &cache->groups[0];
-    f->exists = f->block >= 0 && f->block < g->n_ids;
-    if (!f->exists) return;
-    const paged__block *b = &g->blocks[f->block];
-    f->cell = cell_of(cache, f->block);
-    f->position = -1;
-    if (b->indexed) {
-        f->n_tokens = cache->nodes[b->node].n_tokens;
-        memcpy(f->tokens, paged__node_tokens(cache, b->node), (size_t)f->n_tokens * sizeof *f->tokens);
-    }
-    for (int32_t i = 0; i < e->n_running; i++) {
-        const paged__request *r = e->running[i];
-        const int32_t row = paged_seq_row(cache, r->seq);
-        const int32_t *table = g->tables + (int64_t)PAGED_MAX(row, 0) * cache->table_stride;
-        const int32_t n = row < 0 ? 0 : cache->seqs[row].n_entries;
-        int32_t at = 0;
+    const paged_cache *cache = paged_engine_cache(e);
+    paged_cache_stats facts;
+    paged_block_view view;
+    int32_t n_running;
+    f->exists = f->block >= 0 && paged_cache_blocks(cache, 0, f->block, 1, &view) == 1;
+    paged_request_view *running = f->exists ? running_of(e, &n_running) : NULL;
+    if (!running) return;
+    paged_cache_get_stats(cache, &facts);
+    f->cell = cell_of(&view);
+    f->n_tokens = PAGED_MAX(paged_block_tokens(cache, 0, f->block, f->tokens, &f->position), 0);
+    if (f->n_tokens == 0) f->position = -1;
+    for (int32_t i = 0; i < n_running; i++) {
+        int32_t n, at = 0;
+        const int32_t *table = table_of(cache, &running[i], facts.block_size, &n);
         while (at < n && table[at] != f->block) at++;
         if (at == n) continue;
-        paged__buffer_printf(&f->owners, "%s%llu", f->owners.len ? "," : "", (unsigned long long)r->id);
-        if (f->position >= 0) continue;
-        f->position = at * cache->block_size;
-        f->n_tokens = PAGED_MIN(cache->block_size, paged_seq_len(cache, r->seq) - f->position);
-        f->n_tokens = PAGED_MAX(f->n_tokens, 0);
-        memcpy(f->tokens, paged_seq_tokens(cache, r->seq) + f->position,
-               (size_t)f->n_tokens * sizeof *f->tokens);
+        paged__buffer_printf(&f->owners, "%s%llu", f->owners.len ? "," : "",
+                             (unsigned long long)running[i].id);
     }
+    paged__free(running);
 }
 
 static void answer_block(paged__conn *c, const char *name) {
@@ -362,10 +383,14 @@ void paged__events_route(paged__conn *c) {
 /* llama.cpp's view: a slot is a place among those that run at once. */
 static void list_slots(paged_engine *e, void *user) {
     json_t *list = user;
-    for (int32_t i = 0; i < e->config.max_running; i++) {
-        const paged__request *r = i < e->n_running ? e->running[i] : NULL;
-        json_t *slot = json_pack("{s:i, s:i, s:b, s:b}", "id", (int)i, "n_ctx", (int)e->n_ctx, "speculative",
-                                 0, "is_processing", r != NULL);
+    paged_engine_info info;
+    int32_t n_running;
+    paged_request_view *running = running_of(e, &n_running);
+    paged_engine_get_info(e, &info);
+    for (int32_t i = 0; running && i < info.max_running; i++) {
+        const paged_request_view *r = i < n_running ? &running[i] : NULL;
+        json_t *slot = json_pack("{s:i, s:i, s:b, s:b}", "id", (int)i, "n_ctx", (int)info.n_ctx,
+                                 "speculative", 0, "is_processing", r != NULL);
         if (r) {
             json_object_set_new(slot, "id_task", json_integer((json_int_t)r->id));
             json_object_set_new(slot, "n_prompt_tokens", json_integer(r->n_prompt));
@@ -376,6 +401,7 @@ static void list_slots(paged_engine *e, void *user) {
         }
         json_array_append_new(list, slot);
     }
+    paged__free(running);
 }
 
 void paged__slots_route(paged__conn *c) {
