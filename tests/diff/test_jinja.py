@@ -3,17 +3,18 @@ Method: tool_jinja beside Python's jinja2 in transformers' sandbox: templates wi
 conversations, cases for each rule, and thousands of random templates. Bytes that came from variables must be marked.
 """
 import os
-import random
 import re
 
 import pytest
 
 import jinja_oracle
 from chat_templates import TEMPLATES
+from conftest import random_seed
 from random_templates import Generator
 
 LONG = bool(os.environ.get("PAGED_LONG"))
 ADDRESS = re.compile(r" object at 0x|<(built-in|bound) ")  # the text of what has none here
+BIG = "an integer of more than 64 bits"  # Python has them, and we say that we do not
 jinja_oracle.use_utc()
 
 
@@ -28,7 +29,7 @@ def compare(tool, cases, seed=None, marked=False):
     wrong, counts = [], [0, 0]
     for (template, variables), (status, text, marks) in zip(cases, jinja_oracle.ours(tool, cases)):
         kind, want = jinja_oracle.expected(template, variables)
-        if kind == "ok" and ADDRESS.search(want):
+        if kind == "ok" and (ADDRESS.search(want) or (status == "PAGED_ERR_LIMIT" and text.endswith(BIG))):
             continue
         counts[kind != "ok"] += 1
         if (status == "ok") != (kind == "ok") or (status == "ok" and text != want):
@@ -91,8 +92,7 @@ def test_templates_of_real_structure(tool, name):
 
 def test_random_templates(tool):
     """Each template with four sets of variables: jinja2 takes longest to compile."""
-    seed = int(os.environ.get("PAGED_SEED") or random.randrange(1 << 32))
-    print("seed", seed)
+    seed = random_seed()
     cases = []
     for i in range(20000 if LONG else 600):
         generator = Generator(f"{seed}-{i}")

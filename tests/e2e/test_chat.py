@@ -140,9 +140,7 @@ def test_interrupt_stops_the_answer_and_not_the_program(model, tmp_path):
 
 def test_interrupt_at_any_moment_is_answered(model, tmp_path):
     """Between the line and the answer, and between the answer and the line, as well as in them: nothing hangs, none is ignored."""
-    seed = int.from_bytes(os.urandom(4), "little")
-    print("seed", seed)
-    rng = random.Random(seed)
+    rng = random.Random(conftest.random_seed())
     for _ in range(20):
         t = Terminal(model, tmp_path, "--ignore-eos", "--max-tokens", 7000, "--ctx", 8192)
         t.prompt()

@@ -6,6 +6,7 @@ import random
 import time
 
 import pytest
+from conftest import random_seed
 from serving import Server, raw_request, read_response
 
 COMPLETION = {"prompt": "One two three", "max_tokens": 2, "temperature": 0}
@@ -172,8 +173,7 @@ def test_bodies_that_are_no_json_object(server, path, body):
 
 
 def test_random_damage(server):
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
+    seed = random_seed()
     generator = random.Random(seed)
     data = raw_request("/v1/completions", COMPLETION, headers="X-Request-Id: abc\r\nConnection: close\r\n")
     for _ in range(150):

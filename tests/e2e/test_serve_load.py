@@ -10,6 +10,7 @@ import random
 import time
 
 import pytest
+from conftest import random_seed
 from serving import Server, raw_request, read_response
 
 LONG = os.environ.get("PAGED_LONG") == "1"
@@ -137,8 +138,7 @@ async def client_loop(server, n, expected, until, seed, tally):
 
 
 def test_64_streams(server):
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
+    seed = random_seed()
     server.wait_idle()
     expected = [text_of(server, make_request(i)) for i in range(24)]
     server.wait_idle()

@@ -10,6 +10,7 @@ import subprocess
 
 import pytest
 
+from conftest import random_seed
 from mutants.faults import FAULTS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -22,9 +23,7 @@ CFLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-w", "-pthread"]
 def chosen():
     if LONG:
         return FAULTS
-    seed = int.from_bytes(os.urandom(4), "little")
-    print(f"mutants: seed {seed}")
-    return random.Random(seed).sample(FAULTS, SAMPLE)
+    return random.Random(random_seed()).sample(FAULTS, SAMPLE)
 
 
 def build(folder, mem):

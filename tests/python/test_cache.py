@@ -2,6 +2,7 @@
 and sequences that are dropped from any thread and at any moment give their blocks back."""
 
 import gc
+import os
 import random
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import paged
+from conftest import random_seed
 
 SHAPE = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 8, "layout": "plain", "dtype": "f32"}
 
@@ -113,7 +115,7 @@ class Story(RuleBasedStateMachine):
 
 
 Story.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None, print_blob=True, database=None,
-                                   suppress_health_check=list(HealthCheck))
+                                   derandomize=not os.environ.get("PAGED_LONG"), suppress_health_check=list(HealthCheck))
 TestStory = Story.TestCase
 
 
@@ -282,8 +284,7 @@ def test_views_outlive_their_cache():
 def test_threads_and_garbage():
     """Four threads on one cache drop sequences in cycles, so that they die in whichever thread the collector runs, also inside a
     call of another one. In the end every block is back."""
-    seed = random.randrange(2**32)
-    print("seed", seed)
+    seed = random_seed()
     cache = paged.Cache(**SHAPE, block_size=4, max_blocks=8192, max_seqs=2000)
     failures = []
 

@@ -11,6 +11,7 @@ import time
 import pytest
 
 import paged
+from conftest import random_seed
 
 if not hasattr(paged, "LLM"):
     pytest.skip("this build has no engine", allow_module_level=True)
@@ -155,8 +156,7 @@ def test_streams_are_left_at_any_moment(llm):
 def test_threads_and_garbage(llm):
     """Four threads ask, read, drop and cancel; the interpreter's collector runs all the while. Answers that are read to their end
     are the ones of a quiet engine."""
-    seed = random.randrange(2**32)
-    print("seed", seed)
+    seed = random_seed()
     expected = {prompt: llm.generate(prompt, max_tokens=5).text for prompt in PROMPTS}
     wrong = []
 
