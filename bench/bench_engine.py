@@ -6,7 +6,7 @@ without.
     ./x bench engine [--trace FILE] [--json] [--quick | --long] [--case FILTER] [--write-docs]
 
 Cases: load, decode, prefill, requests, batch, sampling, steps, contexts, replay; FILTER is a part of their names. FILE is a request
-trace (formats: bench/traces.py); without one a load of the shape of ShareGPT's is generated. A run takes up to twelve minutes, --quick
+trace (formats: bench/traces.py); without one a load of the shape of ShareGPT's is generated. A run takes a quarter of an hour, --quick
 two or three.
 
 All programs get as many threads as there are cores, and stay open. A round asks each of them once, in turns (A B C, C B A, …);
@@ -46,13 +46,14 @@ MANY = 32
 STEPS = 1, 2, 4, 8                      # requests at once: what a step costs
 SAMPLING = "greedy", "top-p 0.9 at temperature 0.8", "the same with log-probabilities"
 PROBES = 16             # short prompts, to see that all sides compute the same model
-READS = 8               # of all weights, to know what memory gives in the same round
+READS = 128             # a quarter of a second, so that the clock of CPU time can tell who else was there
 OURS, LLAMA, GENAI = "paged", "llama.cpp", "OpenVINO GenAI"
 SINGLE, RUNS = "one by one", "contiguous"
 
 # The replay: lengths of a trace of long contexts by REPLAY_SCALE, requests that fit REPLAY_CTX, a pool for REPLAY_RUNS of them.
-REPLAY_SCALE, REPLAY_CTX, REPLAY_RUNS, REPLAY_N, REPLAY_ROUNDS = 4, 1024, 8, 64, 3
+REPLAY_SCALE, REPLAY_CTX, REPLAY_RUNS, REPLAY_N = 4, 1024, 8, 64
 REPLAY_LOAD = 0.8       # of what all at once took
+REPLAY_PATIENCE = 4     # a round of it is half a minute
 
 
 def busy_seconds():
@@ -83,8 +84,8 @@ class ModelSide(Side):
         return answer | total | {"rate": total["tokens"] / max(total["seconds"], 1e-9), "clean": clean}
 
 
-def row(case, metric, unit, better, values, must=None, aim=None, least=None, **more):
-    return any_row("engine", case, metric, unit, values, must, aim, better, Plan.least if least is None else least, **more)
+def row(case, metric, unit, better, values, must=None, aim=None, **more):
+    return any_row("engine", case, metric, unit, values, must, aim, better, Plan.least, **more)
 
 
 class Plan:
@@ -100,10 +101,10 @@ class Plan:
             cls.rounds, cls.seconds = 40, 4 * CASE_S
 
 
-def rounds(sides, ask, label, progress):
-    """Clean rounds, each {name of the side: answer}; fewer than wanted when the time for a case is over."""
+def rounds(sides, ask, label, progress, patience=1):
+    """Clean rounds, each {name of the side: answer}; fewer than wanted when the time for a case, so many times, is over."""
     clean, i, wanted = [], 0, Plan.rounds
-    give_up = time.monotonic() + Plan.seconds
+    give_up = time.monotonic() + Plan.seconds * patience
     while len(clean) < wanted and time.monotonic() < give_up:
         progress.show(f"{label}: {len(clean)} of {wanted} rounds, {i - len(clean)} dropped")
         answers = {}
@@ -164,7 +165,7 @@ def decode(sides, progress):
             read = side.ask(f"read {READS}")
             # How long reading the weights once for each token takes, over how long the tokens took.
             answer["read_share"] = read["seconds"] / READS * DECODE_AT / answer["seconds"]
-            answer["clean"] &= is_clean(read)
+            answer["clean"] &= read["clean"]
         return answer
 
     case = f"decode {DECODE_AT} after {DECODE_AT}"
@@ -269,14 +270,13 @@ def replay_rows(case, answers, must=None):
         values = {"tokens/s": [a[name]["tokens"] / a[name]["seconds"] for a in answers],
                   "requests at once": [a[name]["running"] for a in answers]}
         for unit, found in values.items():
-            yield row(case, name, unit, "higher", found, least=REPLAY_ROUNDS)
+            yield row(case, name, unit, "higher", found)
         for metric in "ttft_ms", "itl_ms":
             for i, quantile in enumerate(["p50", "p99"]):
-                yield row(case, f"{name} {metric[:4].strip('_')} {quantile}", "replay ms", "lower", [a[name][metric][i] for a in answers],
-                          least=1)
+                yield row(case, f"{name} {metric[:4].strip('_')} {quantile}", "replay ms", "lower", [a[name][metric][i] for a in answers])
     for what, of, limit in (("at once", lambda a: a["running"], must), ("tokens/s", lambda a: a["tokens"] / a["seconds"], None)):
         yield row(case, f"{OURS} / {RUNS}, {what}", "replay ratio", "higher", [of(a[OURS]) / of(a[RUNS]) for a in answers], limit,
-                  2.0 if must else None, least=REPLAY_ROUNDS)
+                  2.0 if must else None)
 
 
 def replay(_, progress):
@@ -286,23 +286,18 @@ def replay(_, progress):
                REPLAY_CTX * REPLAY_RUNS, REPLAY_N]
     sides = [ModelSide(OURS, program), ModelSide(RUNS, [*program, "contiguous"])]
 
-    def ask(seconds, wanted):
-        found = []
+    def ask(seconds, what):
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
             file.write(replay_lines(trace, seconds))
             file.flush()
-            for i in range(wanted):
-                progress.show(f"replay of {trace.name}: {i} of {wanted}")
-                order = sides if i % 2 == 0 else reversed(sides)
-                found.append({side.name: side.ask(file.name) for side in order})
-        return [a for a in found if all(answer["clean"] for answer in a.values())] or found[:0]
+            return rounds(sides, lambda side: side.ask(file.name), f"replay of {trace.name}, {what}", progress, REPLAY_PATIENCE)
 
     case = f"{trace.name}, pool for {REPLAY_RUNS} × {REPLAY_CTX} tokens"
-    at_once = ask(0, REPLAY_ROUNDS)
+    at_once = ask(0, "all at once")
     yield from replay_rows(f"{case}, all at once", at_once, 2.0)
     if at_once:
         seconds = statistics.median(a[OURS]["seconds"] for a in at_once) / REPLAY_LOAD
-        yield from replay_rows(f"{case}, over time", ask(seconds, 1))
+        yield from replay_rows(f"{case}, over time", ask(seconds, "over time"))
     for side in sides:
         side.close()
 

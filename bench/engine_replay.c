@@ -8,7 +8,6 @@
  * so that every request computes all it asks for. Choice is greedy, and no token ends an answer early.
  *
  * For each file one line of JSON: "tokens" generated, "prompt_tokens", "seconds" until the last one ended,
- * "cpu_seconds"; "running" and "most_running" requests that compute at once, the first a mean over time;
  * "cpu_seconds"; "running" and "most_running": requests that compute at once, the first a mean over time;
  * "preemptions". */
 #include <time.h>
