@@ -237,9 +237,8 @@ def _add_numbers(writer, shape):
         f32("rope.scaling.attn_factor", shape.attn_factor)
 
 
-def write_tiny(path, shape, seed=1, weight_type=None):
-    """Writes the model; matrices as weight_type (default f32). Returns its weights as they were before."""
-    weights = random_weights(shape, seed)
+def write_weights(path, shape, stored):
+    """Writes a model of tensors: name -> (array, type, or None for the array's own)."""
     writer = gguf.GGUFWriter(path, shape.arch)
     writer.add_name("tiny")  # llama.cpp takes tokens of a file by the name of Phi-3 for others
     _add_numbers(writer, shape)
@@ -254,15 +253,20 @@ def write_tiny(path, shape, seed=1, weight_type=None):
     writer.add_eos_token_id(tokens.index("<|im_end|>"))
     writer.add_add_bos_token(False)
 
-    for name, data in weights.items():
-        if data.ndim == 2 and weight_type is not None:
-            writer.add_tensor(name, gguf.quants.quantize(data, weight_type), raw_dtype=weight_type)
-        else:
-            writer.add_tensor(name, data)
+    for name, (data, kind) in stored.items():
+        writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def write_tiny(path, shape, seed=1, weight_type=None):
+    """Writes the model; matrices as weight_type (default f32). Returns its weights as they were before."""
+    weights = random_weights(shape, seed)
+    quantised = {name: (gguf.quants.quantize(data, weight_type), weight_type) for name, data in weights.items()
+                 if data.ndim == 2 and weight_type is not None}
+    write_weights(path, shape, {name: (data, None) for name, data in weights.items()} | quantised)
     return weights
 
 
