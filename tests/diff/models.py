@@ -141,10 +141,11 @@ def tiny_vocab():
     return tokens, types, merges
 
 
-def llama3_factors(d):
-    """Frequency divisors as LLaMA 3.1 scales them: high frequencies stay, low ones are divided by 8."""
-    x = np.linspace(0.0, 1.0, d // 2)
-    return np.clip(1.0 + 7.0 * (2.0 * x - 0.5), 1.0, 8.0).astype(np.float32)
+def llama3_factors(shape, factor=8.0, low=1.0, high=4.0, n_ctx_orig=8192):
+    """Frequency divisors as LLaMA 3.1 scales them: short waves stay, long ones are divided, with a ramp between."""
+    turns = n_ctx_orig * shape.freq_base ** (-np.arange(0, shape.rotated, 2) / shape.rotated) / (2 * np.pi)
+    ramp = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / (ramp + (1 - ramp) / factor)).astype(np.float32)
 
 
 def random_weights(shape, seed):
@@ -193,7 +194,7 @@ def random_weights(shape, seed):
         matrix(blk + "ffn_up", 2 * shape.n_ff if shape.fused_ffn else shape.n_ff, n_embd, bias=all_bias)
         matrix(blk + "ffn_down", n_embd, shape.n_ff, bias=all_bias)
     if shape.llama3_factors:
-        weights["rope_freqs.weight"] = llama3_factors(shape.rotated)
+        weights["rope_freqs.weight"] = llama3_factors(shape)
     if shape.long_factors:
         weights["rope_factors_short.weight"] = rng.uniform(1.0, 1.5, shape.rotated // 2).astype(np.float32)
         weights["rope_factors_long.weight"] = rng.uniform(1.0, 9.0, shape.rotated // 2).astype(np.float32)
@@ -236,9 +237,8 @@ def _add_numbers(writer, shape):
         f32("rope.scaling.attn_factor", shape.attn_factor)
 
 
-def write_tiny(path, shape, seed=1, weight_type=None):
-    """Writes the model; matrices as weight_type (default f32). Returns its weights as they were before."""
-    weights = random_weights(shape, seed)
+def write_weights(path, shape, stored):
+    """Writes a model of tensors: name -> (array, type, or None for the array's own)."""
     writer = gguf.GGUFWriter(path, shape.arch)
     writer.add_name("tiny")  # llama.cpp takes tokens of a file by the name of Phi-3 for others
     _add_numbers(writer, shape)
@@ -253,15 +253,20 @@ def write_tiny(path, shape, seed=1, weight_type=None):
     writer.add_eos_token_id(tokens.index("<|im_end|>"))
     writer.add_add_bos_token(False)
 
-    for name, data in weights.items():
-        if data.ndim == 2 and weight_type is not None:
-            writer.add_tensor(name, gguf.quants.quantize(data, weight_type), raw_dtype=weight_type)
-        else:
-            writer.add_tensor(name, data)
+    for name, (data, kind) in stored.items():
+        writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def write_tiny(path, shape, seed=1, weight_type=None):
+    """Writes the model; matrices as weight_type (default f32). Returns its weights as they were before."""
+    weights = random_weights(shape, seed)
+    quantised = {name: (gguf.quants.quantize(data, weight_type), weight_type) for name, data in weights.items()
+                 if data.ndim == 2 and weight_type is not None}
+    write_weights(path, shape, {name: (data, None) for name, data in weights.items()} | quantised)
     return weights
 
 

@@ -63,6 +63,11 @@ FAMILIES = [
     ("phi3-window", gguf.GGMLQuantizationType.Q8_0, "f16"),
     ("falcon-7b", gguf.GGMLQuantizationType.Q4_0, "f16"),
     ("gpt2", gguf.GGMLQuantizationType.F16, "f32"),
+    ("gemma2", gguf.GGMLQuantizationType.Q8_0, "bf16"),
+    ("falcon-40b", None, "f16"),
+    ("qwen2", gguf.GGMLQuantizationType.Q4_1, "f16"),
+    ("qwen3", gguf.GGMLQuantizationType.Q5_0, "f16"),
+    ("smollm3", gguf.GGMLQuantizationType.Q8_0, "f32"),
 ]
 
 
