@@ -4,11 +4,13 @@
  *     open PID PORT N PROMPT TOKENS VOCAB    close what is open; N streams of PROMPT prompt tokens and TOKENS
  *                                            tokens each, until each of them has begun
  *     round N                                N more tokens of everything that is open
+ *     watch N                                the same, and the time between any two of the first stream
  *
  * Between two commands the server is stopped (SIGSTOP), so that several of them and the bare engine take
- * turns within a fraction of a second, in the middle of their streams. One thread looks at the first alone,
- * an event at a time, and takes what the others sent at the end of a round: their tokens come in the same
- * steps. A round begins with the second token after the stop and ends with the N-th that follows.
+ * turns within a fraction of a second, in the middle of their streams. A round begins with the second token
+ * after the stop and ends with the N-th that follows, both seen as they come. Between them the client sleeps
+ * and looks every ten milliseconds, since it would run on the server's cores; `watch` looks at each token.
+ * Only the first stream is looked at: the tokens of the others come in the same steps.
  *
  *     {"done": tokens of the first stream so far, "tokens": of all streams, "seconds": wall, "cpu_seconds":
  *      of the server and of this program, "gaps": [seconds between two tokens, …]}
@@ -25,7 +27,7 @@
 
 #include "bench/protocol.h"
 
-enum { STREAMS_MAX = 64, ROUND_MAX = 1024, TIMEOUT_MS = 60000 };
+enum { STREAMS_MAX = 64, ROUND_MAX = 1024, TIMEOUT_MS = 60000, NAP_MS = 10, NEAR = 8 /* tokens */ };
 
 static const char MARK[] = "\"text\":\""; /* of a token, if what follows is not the end of the string */
 
@@ -136,22 +138,34 @@ static double cpu_seconds(const client *c) {
     return bench_seconds(server) + bench_seconds(CLOCK_PROCESS_CPUTIME_ID);
 }
 
-static bool run_round(client *c, int n_tokens) {
+/* at: [n_tokens + 1] when how many of them had come; *n_at: how many times there are. */
+static bool run_first(stream *first, int n_tokens, bool watches, double *at, int *n_at) {
+    const int64_t end = first->n_tokens + n_tokens;
+    const struct timespec nap = {.tv_nsec = NAP_MS * 1000000};
+    *n_at = 0;
+    at[(*n_at)++] = bench_seconds(CLOCK_MONOTONIC);
+    while (!watches && first->n_tokens + NEAR < end) {
+        nanosleep(&nap, NULL);
+        if (!take(first, false)) return false;
+    }
+    while (first->n_tokens < end) {
+        if (!wait_for(first, first->n_tokens + 1)) return false;
+        at[(*n_at)++] = bench_seconds(CLOCK_MONOTONIC);
+    }
+    return true;
+}
+
+static bool run_round(client *c, int n_tokens, bool watches) {
     static double at[ROUND_MAX + 1];
     stream *first = &c->streams[0];
+    int n_at;
     for (int i = 0; i < c->n; i++)
         if (!take(&c->streams[i], false)) return false;
     kill(c->server, SIGCONT);
     if (!wait_for(first, first->n_tokens + 2)) return false;
     const int64_t begin = first->n_tokens;
     const double cpu = cpu_seconds(c);
-    int n_at = 0;
-    at[n_at++] = bench_seconds(CLOCK_MONOTONIC);
-    while (first->n_tokens < begin + n_tokens) {
-        const int64_t before = first->n_tokens;
-        if (!wait_for(first, before + 1)) return false;
-        at[n_at++] = bench_seconds(CLOCK_MONOTONIC);
-    }
+    if (!run_first(first, n_tokens, watches, at, &n_at)) return false;
     const double cpu_end = cpu_seconds(c);
     kill(c->server, SIGSTOP);
     for (int i = 1; i < c->n; i++)
@@ -159,9 +173,14 @@ static bool run_round(client *c, int n_tokens) {
     printf("{\"done\": %lld, \"tokens\": %lld, \"seconds\": %.6f, \"cpu_seconds\": %.6f, \"gaps\": [",
            (long long)first->n_tokens, (long long)(first->n_tokens - begin) * c->n, at[n_at - 1] - at[0],
            cpu_end - cpu);
-    for (int i = 1; i < n_at; i++) printf("%s%.6f", i > 1 ? ", " : "", at[i] - at[i - 1]);
+    for (int i = 1; watches && i < n_at; i++) printf("%s%.6f", i > 1 ? ", " : "", at[i] - at[i - 1]);
     puts("]}");
     return fflush(stdout) == 0;
+}
+
+static bool n_tokens_of(const char *line, int *n) {
+    return (sscanf(line, "round %d", n) == 1 || sscanf(line, "watch %d", n) == 1) && *n >= 1 &&
+           *n <= ROUND_MAX;
 }
 
 int main(void) {
@@ -176,9 +195,8 @@ int main(void) {
             close_all(&c);
             c.server = pid;
             ok = open_all(&c, port, n, n_prompt, n_tokens, n_vocab);
-        } else if (sscanf(line, "round %d", &n_tokens) == 1 && n_tokens >= 1 && n_tokens <= ROUND_MAX &&
-                   c.n) {
-            ok = run_round(&c, n_tokens);
+        } else if (c.n && n_tokens_of(line, &n_tokens)) {
+            ok = run_round(&c, n_tokens, line[0] == 'w');
         } else {
             ok = fail("none of the commands at the head of bench/bench_serve.c");
         }

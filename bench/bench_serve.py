@@ -6,9 +6,9 @@
 Requests of 128 prompt tokens decode side by side, greedily; a token each a step. The bare engine (bench/bench_engine.c) and the
 servers get the same prompts and as many threads as there are cores, and take turns in the middle of their answers, a tenth of a
 second each: between its turns a server is stopped (SIGSTOP) and the engine is not asked. So each round has all sides at the same place
-of the same text. The client (bench/bench_serve.c) runs on the same cores, reads one stream event by event and the others in one go, so
-that hardly anything of what is measured is its own work. Rounds, medians and intervals are those of bench/rounds.py; a round
-counts when engine and server had the cores for themselves. The time between two tokens is that which the client saw in these rounds.
+of the same text. The client (bench/bench_serve.c) runs on the same cores and looks every ten milliseconds only, so that hardly anything
+of what is measured is its own work; the time between two tokens comes from rounds of their own, in which it looks at each. Rounds,
+medians and intervals are those of bench/rounds.py; a round counts when engine and server had the cores for themselves.
 
 --quick: fewer rounds, under a minute. --json: one object a row. --write-docs: puts the table into docs/server.md.
 --trace: instead, a trace of requests (a file as bench/traces.py reads it, or one that it generates: sharegpt, azure_conv, …) is
@@ -54,8 +54,8 @@ class Server:
     def open(self, n_requests):
         self.done = self.client.ask(f"open {self.process.pid} {self.port} {n_requests} {PROMPT} {TOKENS} {self.n_vocab}")["done"]
 
-    def ask(self, n_tokens):
-        answer = self.client.ask(f"round {n_tokens}")
+    def ask(self, n_tokens, how="round"):
+        answer = self.client.ask(f"{how} {n_tokens}")
         self.done = answer["done"]
         return answer
 
@@ -124,12 +124,12 @@ class Bare:
 
 
 def measure(bare, servers, n_requests, plan, progress):
-    """Clean rounds, each {name: answer}."""
-    clean, tried, n_tokens = [], 0, ROUND[n_requests]
+    """Clean rounds, each {name: answer}; {server: seconds between two tokens}."""
+    clean, tried, n_tokens, gaps = [], 0, ROUND[n_requests], {server.name: [] for server in servers}
     sides, (wanted, seconds) = [bare, *servers], plan
     give_up = time.monotonic() + seconds
     while len(clean) < wanted and time.monotonic() < give_up:
-        if tried == 0 or max(side.done for side in sides) + 2 * n_tokens + 8 > TOKENS:
+        if tried == 0 or max(side.done for side in sides) + 3 * n_tokens + 16 > TOKENS:
             for side in sides:
                 side.open(n_requests)
         progress.show(f"{n_requests} streams: {len(clean)} of {wanted} rounds, {tried - len(clean)} dropped")
@@ -141,10 +141,14 @@ def measure(bare, servers, n_requests, plan, progress):
         tried += 1
         if is_clean(answers[bare.name]) and is_clean(answers[OurServer.name]):
             clean.append(answers)
-    return clean
+        for server in servers:
+            watched = server.ask(n_tokens, "watch")
+            if is_clean(watched) or not isinstance(server, OurServer):
+                gaps[server.name] += watched["gaps"]
+    return clean, gaps
 
 
-def rows_of(n_requests, clean, servers):
+def rows_of(n_requests, clean, gaps, servers):
     case = f"{n_requests} streams" if n_requests > 1 else "1 stream"
 
     def row(metric, unit, values, must=None, aim=None, better="lower"):
@@ -159,9 +163,9 @@ def rows_of(n_requests, clean, servers):
         yield row(server.name, "tokens/s", [1 / seconds(a, server.name) for a in clean], better="higher")
         yield row(f"{server.name}: time a token, of the bare engine's", "ratio", [seconds(a, server.name) / seconds(a, Bare.name) for a in clean],
                   must=MUST if ours else None)
-        gaps = sorted(gap for a in clean for gap in a[server.name]["gaps"])
-        if gaps:
-            middle, high = statistics.median(gaps), gaps[int(len(gaps) * 0.99)]
+        seen = sorted(gaps[server.name])
+        if clean and seen:
+            middle, high = statistics.median(seen), seen[int(len(seen) * 0.99)]
             yield row(f"{server.name}: between two tokens, median", "ms", [middle * 1e3] * len(clean))
             yield row(f"{server.name}: 99th percentile, of the median", "ratio", [high / middle] * len(clean), aim=GAP_AIM if ours else None)
 
@@ -199,7 +203,7 @@ def main():
         else:
             bare = stack.enter_context(contextlib.closing(Bare(model)))
             for n in BATCHES:
-                rows += rows_of(n, measure(bare, servers, n, plan, progress), servers)
+                rows += rows_of(n, *measure(bare, servers, n, plan, progress), servers)
     progress.show("")
     if args.json:
         print("\n".join(map(json.dumps, rows)))
