@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
 """What the server costs: tokens of streams over HTTP beside the same requests in the bare engine, and llama.cpp's server beside both.
 
-    ./x bench serve [--json] [--rounds N] [--write-docs]
+    ./x bench serve [--json] [--quick] [--trace FILE|NAME] [--write-docs]
 
 Requests of 128 prompt tokens decode side by side, greedily; a token each a step. The bare engine (bench/bench_engine.c) and the
-servers get the same prompts and as many threads as there are cores. The client reads the streams in one thread and looks at nothing
-but the time; it runs on the same cores, so what it takes is counted against the server. The rate is that of the tokens between the
-last stream's first and the first stream's last token. Rounds, medians and intervals are those of bench/rounds.py; a round counts
-only when the bare engine had the cores for itself. The time between two tokens is that of all tokens of all rounds.
+servers get the same prompts and as many threads as there are cores, and take turns in the middle of their answers, a tenth of a
+second each: between its turns a server is stopped (SIGSTOP) and the engine is not asked. So each round has all sides at the same place
+of the same text. The client (bench/bench_serve.c) runs on the same cores and looks every ten milliseconds only, so that hardly anything
+of what is measured is its own work; the time between two tokens comes from rounds of their own, in which it looks at each. Rounds,
+medians and intervals are those of bench/rounds.py; a round counts when engine and server had the cores for themselves.
+
+--quick: fewer rounds, under a minute. --json: one object a row. --write-docs: puts the table into docs/server.md.
+--trace: instead, a trace of requests (a file as bench/traces.py reads it, or one that it generates: sharegpt, azure_conv, …) is
+replayed against both servers: bench/serve_trace.py. It has no requirement.
 
 Environment: PAGED_BUILD, PAGED_MODEL. Exit status 1: a requirement failed.
 """
@@ -17,180 +22,195 @@ import contextlib
 import json
 import os
 import pathlib
-import selectors
-import socket
+import signal
 import statistics
 import subprocess
 import sys
 import time
 
-from rounds import CPUS, ROOT, Progress, Side, is_clean, machine, row as any_row, write_docs
+import serve_trace
+from rounds import CPUS, MIN_ROUNDS, ROOT, Progress, Side, is_clean, machine, row as any_row, write_docs
 
+BUILD = pathlib.Path(os.environ.get("PAGED_BUILD", ROOT / "build/release"))
+N_CTX = 1024
 PROMPT = 128
-TOKENS = 200            # that each request makes
+TOKENS = N_CTX - PROMPT - 2     # that each request may make; then they are opened anew
 BATCHES = 1, 8
-MUST = 1.03             # seconds a token of the server, of those of the bare engine
-GAP_AIM = 3             # of the median time between two tokens, the 99th percentile
-N_VOCAB_SEED = 7919     # as bench_token() of bench/protocol.h
+ROUND = {1: 40, 8: 24}          # tokens of each stream: about a tenth of a second
+ROUNDS, CASE_S = 60, 120
+QUICK_ROUNDS, QUICK_S = 20, 20
+PAUSE_S = 0.01                  # in which the threads of the side before go to sleep
+MUST = 1.03                     # seconds a token of the server, of those of the bare engine
+GAP_AIM = 3                     # of the median time between two tokens, the 99th percentile
 
 
-def prompt_of(request, n_vocab):
-    return [(i * N_VOCAB_SEED + 1000 + request * 12345) % n_vocab for i in range(PROMPT)]
+class Server:
+    """A server and the client that asks it."""
 
+    def __init__(self, process, port, n_vocab):
+        self.process, self.port, self.n_vocab = process, port, n_vocab
+        self.client, self.done = Side(f"the client of {self.name}", [BUILD / "bench/bench_serve"]), 0
 
-class Streams:
-    """Requests to a server whose answers are read as they come."""
+    def open(self, n_requests):
+        self.done = self.client.ask(f"open {self.process.pid} {self.port} {n_requests} {PROMPT} {TOKENS} {self.n_vocab}")["done"]
 
-    def __init__(self, address, n_vocab):
-        self.address, self.n_vocab = address, n_vocab
+    def ask(self, n_tokens, how="round"):
+        answer = self.client.ask(f"{how} {n_tokens}")
+        self.done = answer["done"]
+        return answer
 
-    def open(self, request):
-        body = json.dumps({"prompt": prompt_of(request, self.n_vocab), "max_tokens": TOKENS, "ignore_eos": True, "stream": True,
-                           "temperature": 0, "cache_prompt": False}).encode()
-        s = socket.create_connection(self.address)
-        s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        return s
-
-    def run(self, n_requests):
-        """(tokens a second, [seconds between two tokens])"""
-        with contextlib.ExitStack() as stack:
-            selector = stack.enter_context(selectors.DefaultSelector())
-            times = {}
-            for i in range(n_requests):
-                s = stack.enter_context(self.open(i))
-                times[s] = []
-                selector.register(s, selectors.EVENT_READ)
-            n_open = n_requests
-            while n_open:
-                for key, _ in selector.select(60):
-                    data = key.fileobj.recv(1 << 16)
-                    now = time.perf_counter()
-                    if not data or b"data: [DONE]" in data:
-                        n_open -= 1
-                        selector.unregister(key.fileobj)
-                    # A token is an event; whatever else one says has no text of a token in it.
-                    times[key.fileobj] += [now] * (data.count(b'"text":"') - data.count(b'"text":""'))
-        lists = list(times.values())
-        if min(map(len, lists)) < TOKENS // 2:
-            raise SystemExit(f"bench: a stream of {min(map(len, lists))} events instead of about {TOKENS}")
-        begin, end = max(t[0] for t in lists), min(t[-1] for t in lists)
-        n = sum(sum(begin < x <= end for x in t) for t in lists)
-        # One event may hold two characters' worth of tokens, so the count is that of the requests, not of the events.
-        share = TOKENS * n_requests / sum(map(len, lists))
-        gaps = [b - a for t in lists for a, b in zip(t, t[1:])]
-        return n * share / (end - begin), gaps
-
-
-class OurServer(Streams):
-    name = "paged serve"
-
-    def __init__(self, build, model, n_vocab):
-        self.process = subprocess.Popen([str(build / "paged"), "serve", "--model", model, "--port", "0", "--ctx", "1024", "-q",
-                                         "--max-running", str(max(BATCHES)), "--no-prefix-cache"], stdout=subprocess.PIPE, text=True)
-        port = int(self.process.stdout.readline().rsplit(":", 1)[1])
-        super().__init__(("127.0.0.1", port), n_vocab)
+    def end(self):
+        raise NotImplementedError
 
     def close(self):
-        self.process.terminate()
+        self.client.close()
+        self.process.send_signal(signal.SIGCONT)
+        self.end()
         self.process.wait(60)
 
 
-class LlamaServer(Streams):
+class OurServer(Server):
+    name = "paged serve"
+
+    def __init__(self, model, n_vocab):
+        process = subprocess.Popen([str(BUILD / "paged"), "serve", "--model", model, "--port", "0", "--ctx", str(N_CTX), "-q",
+                                    "--max-running", str(max(BATCHES))], stdout=subprocess.PIPE, text=True)
+        super().__init__(process, int(process.stdout.readline().rsplit(":", 1)[1]), n_vocab)
+
+    def end(self):
+        self.process.terminate()
+
+
+class LlamaServer(Server):
     name = "llama.cpp's server"
 
     def __init__(self, model, n_vocab):
-        config = {"model": model, "n_ctx": 1024 * max(BATCHES), "n_threads": CPUS, "kv_type": "f16", "flash_attn": True,
+        config = {"model": model, "n_ctx": N_CTX * max(BATCHES), "n_threads": CPUS, "kv_type": "f16", "flash_attn": True,
                   "n_parallel": max(BATCHES)}
-        self.process = subprocess.Popen([sys.executable, str(ROOT / "tests/diff/llamacpp_server.py"), json.dumps(config)],
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        line = self.process.stdout.readline()
+        process = subprocess.Popen([sys.executable, str(ROOT / "tests/diff/llamacpp_server.py"), json.dumps(config)],
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        line = process.stdout.readline()
         if not line:
             raise OSError("llama.cpp's server did not start")
-        host, port = json.loads(line)["address"].removeprefix("http://").rsplit(":", 1)
-        super().__init__((host, int(port)), n_vocab)
+        super().__init__(process, int(json.loads(line)["address"].rsplit(":", 1)[1]), n_vocab)
+
+    def end(self):
+        self.process.stdin.close()
+
+
+class Bare:
+    """The engine without a server."""
+    name = "bare engine"
+
+    def __init__(self, model):
+        self.side, self.done = Side(self.name, [BUILD / "bench/bench_engine", model, CPUS, N_CTX, 16]), 0
+
+    def open(self, n_requests):
+        self.side.ask(f"requests {n_requests} {PROMPT}")
+        self.done = 1
+
+    def catch_up(self, done):
+        """What comes next is at the same place of the text as the servers' next tokens."""
+        if done > self.done:
+            self.side.ask(f"decode {done - self.done}")
+            self.done = done
+
+    def ask(self, n_tokens):
+        self.done += n_tokens
+        return self.side.ask(f"decode {n_tokens}")
 
     def close(self):
-        self.process.stdin.close()
-        self.process.wait(60)
+        self.side.close()
 
 
-def bare_rate(side, n_requests):
-    side.ask(f"requests {n_requests} {PROMPT}")
-    answer = side.ask(f"decode {TOKENS - 1}")
-    return answer["tokens"] / answer["seconds"], is_clean(answer)
-
-
-def measure(side, servers, n_requests, wanted, progress):
-    """Clean rounds, each {name: tokens a second}, and the gaps by server."""
-    rounds, gaps, tried = [], {s.name: [] for s in servers}, 0
-    while len(rounds) < wanted and tried < 4 * wanted:
-        progress.show(f"{n_requests} streams: {len(rounds)} of {wanted} rounds, {tried - len(rounds)} dropped")
-        rates = {}
-        order = ["bare", *servers] if tried % 2 == 0 else [*reversed(servers), "bare"]
-        for who in order:
-            time.sleep(0.25)  # threads of the one before spin for a while
-            if who == "bare":
-                rates["bare"], clean = bare_rate(side, n_requests)
-            else:
-                rates[who.name], new = who.run(n_requests)
-                gaps[who.name] += new
+def measure(bare, servers, n_requests, plan, progress):
+    """Clean rounds, each {name: answer}; {server: seconds between two tokens}."""
+    clean, tried, n_tokens, gaps = [], 0, ROUND[n_requests], {server.name: [] for server in servers}
+    sides, (wanted, seconds) = [bare, *servers], plan
+    give_up = time.monotonic() + seconds
+    while len(clean) < wanted and time.monotonic() < give_up:
+        if tried == 0 or max(side.done for side in sides) + 3 * n_tokens + 16 > TOKENS:
+            for side in sides:
+                side.open(n_requests)
+        progress.show(f"{n_requests} streams: {len(clean)} of {wanted} rounds, {tried - len(clean)} dropped")
+        bare.catch_up(servers[0].done)
+        answers = {}
+        for side in sides if tried % 2 == 0 else reversed(sides):
+            time.sleep(PAUSE_S)
+            answers[side.name] = side.ask(n_tokens)
         tried += 1
-        if clean:
-            rounds.append(rates)
-    return rounds, gaps
+        if is_clean(answers[bare.name]) and is_clean(answers[OurServer.name]):
+            clean.append(answers)
+        for server in servers:
+            watched = server.ask(n_tokens, "watch")
+            if is_clean(watched) or not isinstance(server, OurServer):
+                gaps[server.name] += watched["gaps"]
+    return clean, gaps
 
 
-def rows_of(n_requests, rounds, gaps, servers):
+def rows_of(n_requests, clean, gaps, servers):
     case = f"{n_requests} streams" if n_requests > 1 else "1 stream"
 
     def row(metric, unit, values, must=None, aim=None, better="lower"):
-        return any_row("serve", case, metric, unit, values, must, aim, better)
+        return any_row("serve", case, metric, unit, values, must, aim, better, least=MIN_ROUNDS)
 
-    yield row("bare engine", "tokens/s", [r["bare"] for r in rounds], better="higher")
+    def seconds(answers, name):
+        return answers[name]["seconds"] / answers[name]["tokens"]
+
+    yield row(Bare.name, "tokens/s", [1 / seconds(a, Bare.name) for a in clean], better="higher")
     for server in servers:
         ours = isinstance(server, OurServer)
-        yield row(server.name, "tokens/s", [r[server.name] for r in rounds], better="higher")
-        yield row(f"{server.name}: time a token, of the bare engine's", "ratio", [r["bare"] / r[server.name] for r in rounds],
+        yield row(server.name, "tokens/s", [1 / seconds(a, server.name) for a in clean], better="higher")
+        yield row(f"{server.name}: time a token, of the bare engine's", "ratio", [seconds(a, server.name) / seconds(a, Bare.name) for a in clean],
                   must=MUST if ours else None)
-        times = sorted(gaps[server.name])
-        if times:
-            middle, high = statistics.median(times), times[int(len(times) * 0.99)]
-            yield row(f"{server.name}: between two tokens, median", "ms", [middle * 1e3] * len(rounds))
-            yield row(f"{server.name}: 99th percentile, of the median", "ratio", [high / middle] * len(rounds), aim=GAP_AIM if ours else None)
+        seen = sorted(gaps[server.name])
+        if clean and seen:
+            middle, high = statistics.median(seen), seen[int(len(seen) * 0.99)]
+            yield row(f"{server.name}: between two tokens, median", "ms", [middle * 1e3] * len(clean))
+            yield row(f"{server.name}: 99th percentile, of the median", "ratio", [high / middle] * len(clean), aim=GAP_AIM if ours else None)
+
+
+def table(rows):
+    yield from ("| case | | | 95 % | must | |", "|---|---|---|---|---|---|")
+    for r in rows:
+        value = "-" if r["value"] is None else f"{r['value']:.4g} {'' if r['unit'] == 'ratio' else r['unit']}".strip()
+        low_high = "-" if r["value"] is None or r["low"] == r["high"] else f"{r['low']:.4g} … {r['high']:.4g}"
+        bound = f"≤ {r['must']}" if r["must"] else f"aim < {r['aim']}" if r["aim"] else ""
+        verdict = f"{r['verdict']}, {r['rounds']} rounds" if r["must"] else ""
+        yield f"| {r['case']} | {r['metric']} | {value} | {low_high} | {bound} | {verdict} |"
 
 
 def main():
     parser = argparse.ArgumentParser(prog="./x bench serve")
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
-    parser.add_argument("--rounds", type=int, default=15, help="clean rounds a case")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, under a minute")
+    parser.add_argument("--trace", metavar="FILE", help="replay a request trace instead")
+    parser.add_argument("--time-scale", type=float, default=1, help="of its arrivals: 0.1 is ten times as fast")
     parser.add_argument("--write-docs", action="store_true", help="put the table into docs/server.md")
     args = parser.parse_args()
-    build, model = pathlib.Path(os.environ.get("PAGED_BUILD", ROOT / "build/release")), os.environ["PAGED_MODEL"]
-    n_vocab = json.loads(subprocess.run([str(build / "paged"), "inspect", model, "--json"], capture_output=True, text=True,
+    model, progress, rows = os.environ["PAGED_MODEL"], Progress(), []
+    n_vocab = json.loads(subprocess.run([str(BUILD / "paged"), "inspect", model, "--json"], capture_output=True, text=True,
                                         check=True).stdout)["vocab"]
-    progress, rows = Progress(), []
+    plan = (QUICK_ROUNDS, QUICK_S) if args.quick else (ROUNDS, CASE_S)
     with contextlib.ExitStack() as stack:
-        side = stack.enter_context(contextlib.closing(Side("bare", [build / "bench/bench_engine", model, CPUS, 1024, 16])))
-        servers = [stack.enter_context(contextlib.closing(OurServer(build, model, n_vocab)))]
+        servers = [stack.enter_context(contextlib.closing(OurServer(model, n_vocab)))]
         try:
             servers.append(stack.enter_context(contextlib.closing(LlamaServer(model, n_vocab))))
         except OSError as error:
             progress.say(f"{error}; left out")
-        for n in BATCHES:
-            rows += rows_of(n, *measure(side, servers, n, args.rounds, progress), servers)
+        if args.trace:
+            rows += serve_trace.replay(args.trace, args.time_scale, servers, n_vocab, N_CTX, progress)
+        else:
+            bare = stack.enter_context(contextlib.closing(Bare(model)))
+            for n in BATCHES:
+                rows += rows_of(n, *measure(bare, servers, n, plan, progress), servers)
     progress.show("")
-    lines = ["| case | | | 95 % | must | |", "|---|---|---|---|---|---|"]
-    for r in rows:
-        if args.json:
-            print(json.dumps(r))
-        value = "-" if r["value"] is None else f"{r['value']:.4g} {'' if r['unit'] == 'ratio' else r['unit']}".strip()
-        low_high = "-" if r["value"] is None else f"{r['low']:.4g} … {r['high']:.4g}"
-        bound = f"≤ {r['must']}" if r["must"] else f"aim < {r['aim']}" if r["aim"] else ""
-        lines.append(f"| {r['case']} | {r['metric']} | {value} | {low_high} | {bound} | {r['verdict'] if r['must'] else ''} |")
-    if not args.json:
-        print("\n".join(lines))
-    if args.write_docs:
-        write_docs("serve", [machine(), "", *lines], ROOT / "docs/server.md")
+    if args.json:
+        print("\n".join(map(json.dumps, rows)))
+    else:
+        print("\n".join(table(rows)))
+    if args.write_docs and not args.trace:
+        write_docs("serve", [machine(), "", *table(rows)], ROOT / "docs/server.md")
     return 1 if any(r["verdict"] == "fail" for r in rows) else 0
 
 

@@ -39,7 +39,7 @@ typedef struct paged_engine_config {
     paged_type kv_type;   /* f16 by default; i8 asks for head sizes that are multiples of 4 */
     bool kv_plain;        /* keys and values in the plain layout instead of the packed one */
     int32_t max_running;  /* requests in one step; 0: 1 */
-    int32_t max_waiting;  /* 0: 64 */
+    int32_t max_waiting;  /* beyond max_running; more are refused. 0: 64 */
     int32_t chunk_tokens; /* tokens of one step at most; 0: 512 */
     int32_t n_threads;    /* 0: paged_cpu_count() */
     bool poison;          /* for tests: NaN in every slot that holds no token */

@@ -334,19 +334,25 @@ static void enter(paged_engine *e, paged__request *r, const paged_request *q) {
     e->stats.n_submitted++;
 }
 
-static paged_status fail_full(const paged_engine *e, const paged_request *q, paged_error *err) {
-    return paged__fail(err, PAGED_ERR_LIMIT,
-                       "%d requests wait and %d run; at most %d and %d, and this is %d more", e->n_waiting,
-                       e->n_running, e->config.max_waiting, e->config.max_running, q->n);
+/* max_running + max_waiting slots are all the room there is: who comes between two steps waits for the next
+ * one even where a place to run is free, so that no other number is the same a step later. */
+static paged_status check_room(const paged_engine *e, int32_t n_more, paged_error *err) {
+    int32_t n_free = 0;
+    for (int32_t i = 0; i < e->n_slots; i++) n_free += e->slots[i].state == PAGED__FREE;
+    if (n_more <= n_free) return PAGED_OK;
+    return paged__fail(
+        err, PAGED_ERR_LIMIT,
+        "%d requests run, %d wait and %d have ended without a release; %d may run and %d wait, "
+        "and this is %d more",
+        e->n_running, e->n_waiting, e->n_slots - n_free - e->n_running - e->n_waiting, e->config.max_running,
+        e->config.max_waiting, n_more);
 }
 
 /* A slot with all that an answer to the request needs, not yet in the queue. */
 static paged_status prepare(paged_engine *e, const paged_request *request, int32_t choice, paged_error *err) {
     paged_request q = *request;
-    paged__request *r = NULL;
-    for (int32_t i = 0; i < e->n_slots && !r; i++)
-        if (e->slots[i].state == PAGED__FREE) r = &e->slots[i];
-    if (!r) return fail_full(e, request, err);
+    paged__request *r = e->slots;
+    while (r->state != PAGED__FREE) r++; /* see check_room */
     r->state = PAGED__NEW;
     r->choice = choice;
     if (choice > 0) q.prompt_logprobs = false;
@@ -381,10 +387,10 @@ paged_status paged_engine_submit(paged_engine *e, const paged_request *request, 
     memcpy(&q, request, request->struct_size);
     if (q.n == 0) q.n = 1;
     paged_status s = check_request(e, &q, err);
+    if (!s) s = check_room(e, q.n, err);
     if (s) return s;
 
     const uint64_t first = e->next_id + 1;
-    if (e->n_waiting + q.n > e->config.max_waiting) return fail_full(e, &q, err);
     for (int32_t k = 0; k < q.n && !s; k++) s = prepare(e, &q, k, err);
     if (s) {
         for (int32_t i = 0; i < e->n_slots; i++)

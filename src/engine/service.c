@@ -50,6 +50,7 @@ struct paged_service {
     bool computing, ends;
     int32_t n_calls;  /* that wait for the step's end */
     int32_t n_listed; /* desks; the descriptor is readable while there are any */
+    bool rings;       /* the descriptor is to become readable; of the thread alone */
     int32_t next;     /* desk that paged_service_ready() looks at first */
     int fd;
     sem_t wake;
@@ -73,9 +74,18 @@ static struct timespec at(uint64_t ns) {
     return (struct timespec){.tv_sec = (time_t)(ns / NS_PER_S), .tv_nsec = (long)(ns % NS_PER_S)};
 }
 
+/* Without the lock, which the one who wakes up takes at once. By then the news may have been taken: see
+ * hush. */
+static void ring(paged_service *s) {
+    if (!s->rings) return;
+    s->rings = false;
+    eventfd_write(s->fd, 1);
+}
+
 /* Until somebody rouses it or the time has come; the lock is free meanwhile. */
 static void sleep_until(paged_service *s, uint64_t ns) {
     pthread_mutex_unlock(&s->lock);
+    ring(s);
     if (ns == UINT64_MAX) {
         sem_wait(&s->wake);
     } else {
@@ -99,14 +109,19 @@ static paged__request *find(const paged_service *s, uint64_t id) {
 static void list(paged_service *s, desk *d) {
     if (d->listed) return;
     d->listed = true;
-    if (s->n_listed++ == 0) eventfd_write(s->fd, 1);
+    if (s->n_listed++ == 0) s->rings = true;
+}
+
+static void hush(paged_service *s) {
+    eventfd_t n;
+    if (s->n_listed == 0) eventfd_read(s->fd, &n);
 }
 
 static void unlist(paged_service *s, desk *d) {
-    eventfd_t n;
     if (!d->listed) return;
     d->listed = false;
-    if (--s->n_listed == 0) eventfd_read(s->fd, &n);
+    s->n_listed--;
+    hush(s);
 }
 
 /* Tells of what is new since the last time: readers that wait, else the event loop. */
@@ -143,6 +158,7 @@ static void compute(paged_service *s) {
     paged_error err;
     s->computing = true;
     pthread_mutex_unlock(&s->lock);
+    ring(s);
     const paged_status status = paged__step_compute(s->engine, &err);
     pthread_mutex_lock(&s->lock);
     s->computing = false;
@@ -364,8 +380,10 @@ int32_t paged_service_ready(paged_service *s, uint64_t *ids, int32_t capacity) {
         s->next = (s->next + 1) % s->engine->n_slots;
         if (!s->desks[slot].listed) continue;
         ids[n++] = s->engine->slots[slot].id;
-        unlist(s, &s->desks[slot]);
+        s->desks[slot].listed = false;
+        s->n_listed--;
     }
+    hush(s);
     pthread_mutex_unlock(&s->lock);
     return n;
 }

@@ -26,6 +26,7 @@ enum {
 };
 
 static void serve_input(paged__conn *c);
+static void forget_output(paged__conn *c);
 
 /* ---- time ---- */
 
@@ -42,6 +43,7 @@ void paged__conn_free(paged__conn *c) {
         c->status = GONE;
         paged__server_log(c->server, c);
     }
+    forget_output(c);
     paged__server_forget(c->server, c);
     event_free(c->timer);
     bufferevent_free(c->bev);
@@ -70,15 +72,58 @@ static void on_read(struct bufferevent *bev, void *user) {
         evbuffer_drain(bufferevent_get_input(bev), SIZE_MAX);
 }
 
+/* Output is scarce again: to libevent, and to paged__conn_flush_all. */
 static void on_write(struct bufferevent *bev, void *user) {
     paged__conn *c = user;
-    (void)bev;
+    if (backlog(c) == 0) bufferevent_disable(bev, EV_WRITE); /* what comes is written by flush again */
     if (c->state == PAGED__CONN_ANSWERING && c->on_room)
         c->on_room(c);
     else if (c->state == PAGED__CONN_READING)
         serve_input(c);
     if (c->state == PAGED__CONN_CLOSING && backlog(c) == 0) linger(c);
 }
+
+/* ---- output ---- */
+
+/* What was put into the output goes out when all that happens now is over: an answer in one piece, and the
+ * tokens of a step in one. libevent would ask the kernel for a turn first, three calls for each write, which
+ * is as much as all the rest. It gets what the socket does not take. */
+static void on_output(struct evbuffer *output, const struct evbuffer_cb_info *info, void *user) {
+    paged__conn *c = user;
+    paged__server *s = c->server;
+    (void)output;
+    if (info->n_added == 0 || c->is_unflushed || (bufferevent_get_enabled(c->bev) & EV_WRITE)) return;
+    if (!s->unflushed) event_active(s->flush_event, EV_WRITE, 0);
+    c->is_unflushed = true;
+    c->next_unflushed = NULL;
+    paged__conn **at = s->unflushed ? &s->last_unflushed->next_unflushed : &s->unflushed;
+    *at = s->last_unflushed = c;
+}
+
+static void forget_output(paged__conn *c) {
+    paged__server *s = c->server;
+    paged__conn **at = &s->unflushed, *before = NULL;
+    if (!c->is_unflushed) return;
+    for (; *at != c; at = &before->next_unflushed) before = *at;
+    *at = c->next_unflushed;
+    if (s->last_unflushed == c) s->last_unflushed = before;
+    c->is_unflushed = false;
+}
+
+void paged__conn_flush_all(paged__server *s) {
+    while (s->unflushed) {
+        paged__conn *c = s->unflushed;
+        struct evbuffer *output = bufferevent_get_output(c->bev);
+        forget_output(c);
+        evbuffer_unfreeze(output, 1);
+        evbuffer_write(output, bufferevent_getfd(c->bev)); /* an error comes again in libevent's own write */
+        evbuffer_freeze(output, 1);
+        if (backlog(c) > 0) bufferevent_enable(c->bev, EV_WRITE);
+        if (backlog(c) <= OUTPUT_LOW) on_write(c->bev, c);
+    }
+}
+
+/* ---- events ---- */
 
 static void on_event(struct bufferevent *bev, short what, void *user) {
     paged__conn *c = user;
@@ -134,9 +179,11 @@ void paged__conn_open(paged__server *server, int fd, const char *peer) {
     bufferevent_setwatermark(c->bev, EV_READ, 0, INPUT_MAX);
     bufferevent_setwatermark(c->bev, EV_WRITE, OUTPUT_LOW, 0);
     bufferevent_set_timeouts(c->bev, NULL, &write_time);
+    bufferevent_disable(c->bev, EV_WRITE);
+    evbuffer_add_cb(bufferevent_get_output(c->bev), on_output, c);
     paged__server_remember(server, c);
     arm(c, server->config.head_timeout_ms);
-    bufferevent_enable(c->bev, EV_READ | EV_WRITE);
+    bufferevent_enable(c->bev, EV_READ);
 }
 
 void paged__conn_drain(paged__conn *c) {

@@ -41,6 +41,8 @@ struct paged__conn {
     char peer[64];
     bool in_input; /* serve_input is at work: what it calls must not call it again */
     bool sent_continue;
+    bool is_unflushed;
+    paged__conn *next_unflushed;
 
     /* the request at hand */
     char request_id[64];
@@ -61,6 +63,9 @@ struct paged__conn {
 /* Takes the socket. */
 void paged__conn_open(paged__server *server, int fd, const char *peer);
 void paged__conn_free(paged__conn *conn); /* with on_gone if an answer is under way */
+
+/* Writes what was put into outputs; the server's flush_event calls it. */
+void paged__conn_flush_all(paged__server *server);
 
 /* An idle or an endless one is freed, the others end with their answer. */
 void paged__conn_drain(paged__conn *conn);

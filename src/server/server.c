@@ -96,6 +96,11 @@ static void on_accept_error(struct evconnlistener *listener, void *user) {
     event_add(s->listen_again, &pause);
 }
 
+static void on_flush(evutil_socket_t fd, short what, void *user) {
+    (void)fd, (void)what;
+    paged__conn_flush_all(user);
+}
+
 /* ---- the end ---- */
 
 static void on_drained(evutil_socket_t fd, short what, void *user) {
@@ -257,10 +262,12 @@ paged_status paged__server_create(const paged__server_config *config, paged__ser
     if (!s->base || !s->metrics || pipe2(s->opened_fds, O_CLOEXEC) != 0) goto fail;
     s->listen_again = evtimer_new(s->base, on_listen_again, s);
     s->drain_timer = evtimer_new(s->base, on_drained, s);
+    s->flush_event = event_new(s->base, -1, 0, on_flush, s);
     s->opened_event = event_new(s->base, s->opened_fds[0], EV_READ, on_opened, s);
     s->signals[0] = evsignal_new(s->base, SIGTERM, on_signal, s);
     s->signals[1] = evsignal_new(s->base, SIGINT, on_signal, s);
-    if (!s->listen_again || !s->drain_timer || !s->opened_event || event_add(s->opened_event, NULL) != 0)
+    if (!s->listen_again || !s->drain_timer || !s->flush_event || !s->opened_event ||
+        event_add(s->opened_event, NULL) != 0)
         goto fail;
     for (int32_t i = 0; i < 2; i++)
         if (!s->signals[i] || event_add(s->signals[i], NULL) != 0) goto fail;
@@ -286,8 +293,8 @@ void paged__server_free(paged__server *s) {
     paged__conversations_free(s);
     paged__map_free(s);
     if (s->listener) evconnlistener_free(s->listener);
-    struct event *events[] = {s->listen_again, s->drain_timer, s->service_event,
-                              s->opened_event, s->signals[0],  s->signals[1]};
+    struct event *events[] = {s->listen_again, s->drain_timer, s->service_event, s->opened_event,
+                              s->flush_event,  s->signals[0],  s->signals[1]};
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         if (events[i]) event_free(events[i]);
     for (int32_t i = 0; i < 2; i++)

@@ -41,12 +41,13 @@ struct paged__server {
     paged__server_config config;
     struct event_base *base;
     struct evconnlistener *listener;
-    struct event *listen_again, *drain_timer, *service_event, *opened_event;
+    struct event *listen_again, *drain_timer, *service_event, *opened_event, *flush_event;
     struct event *signals[2];
     int opened_fds[2]; /* a pipe: paged__server_open tells the loop */
     int32_t port;
     paged__conn *conns;
     int32_t n_conns;
+    paged__conn *unflushed, *last_unflushed; /* their output waits for flush_event */
     bool draining, failed;
     uint64_t boot, n_requests; /* for ids */
     int64_t started;           /* seconds since 1970 */

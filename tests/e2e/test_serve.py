@@ -459,7 +459,8 @@ def test_beyond_the_queue(model):
             s.sendall(raw_request("/v1/completions", dict(TEXT, max_tokens=60, ignore_eos=True)))
         answers = [read_response(s.makefile("rb")) for s in sockets]
         refused_ones = [a for a in answers if a[0] != 200]
-        assert 4 <= len(answers) - len(refused_ones) <= 8 and time.monotonic() - started < 30
+        # Two run and four wait, also when all come before the first step; a few may end while others still come.
+        assert 6 <= len(answers) - len(refused_ones) <= 8 and time.monotonic() - started < 30
         for status, headers, body in refused_ones:
             assert status == 429 and int(headers["retry-after"]) >= 1 and json.loads(body)["error"]["type"] == "rate_limit_error"
         texts = {json.loads(a[2])["choices"][0]["text"] for a in answers if a[0] == 200}

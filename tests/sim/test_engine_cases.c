@@ -288,7 +288,7 @@ static void choices_are_forks(void) {
         if (c < 3) CHECK_EQ(stats.n_tokens, LEN + N * (N_NEW - 1));
         paged_engine_free(e);
     }
-    paged_engine *e = make(m, (paged_engine_config){.max_running = 1, .max_waiting = 3});
+    paged_engine *e = make(m, (paged_engine_config){.max_running = 1, .max_waiting = N - 2});
     paged_request q = request_for(tokens, LEN, 1);
     uint64_t id = 0;
     q.n = N;

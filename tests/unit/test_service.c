@@ -587,8 +587,12 @@ static void nothing_waits_for_a_step(void) {
 
     CHECK_EQ(paged_service_submit(s, &q, &b, NULL), PAGED_OK);
     CHECK_EQ(paged_service_submit(s, &q, &other, NULL), PAGED_OK);
+    q.n = 2; /* one of them would find a place to wait */
     CHECK_EQ(paged_service_submit(s, &q, &id, &err), PAGED_ERR_LIMIT);
-    CHECK_STR(err.message, "2 requests wait and 1 run; at most 2 and 2, and this is 1 more");
+    CHECK_STR(err.message,
+              "1 requests run, 2 wait and 0 have ended without a release; 2 may run and 2 wait, and this "
+              "is 2 more");
+    q.n = 1;
     q.n_tokens = N_CTX + 1;
     q.tokens = calloc((size_t)q.n_tokens, sizeof *q.tokens);
     CHECK_EQ(paged_service_submit(s, &q, &id, &err), PAGED_ERR_TOO_LONG);
