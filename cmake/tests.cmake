@@ -2,9 +2,9 @@
 # program of its own. Tests land in <build>/tests/<folder>/, benches in <build>/bench/, examples in <build>/examples/, tools
 # beside the program `paged`.
 
-# paged_needs_engine(OUT SOURCE): whether the source, or a header of the tests that it includes, includes something of the
-# model or the engine.
-function(paged_needs_engine out source)
+# paged_includes(OUT SOURCE PATTERN): whether the source, or a header of the tests that it includes, includes a header whose
+# name begins as the pattern says.
+function(paged_includes out source pattern)
     set(${out} FALSE PARENT_SCOPE)
     set(files ${source})
     set(seen "")
@@ -17,7 +17,7 @@ function(paged_needs_engine out source)
         get_filename_component(folder ${file} DIRECTORY)
         foreach(line IN LISTS includes)
             string(REGEX REPLACE "^#include [\"<]([^\">]+).*" "\\1" header "${line}")
-            if(header MATCHES "^(paged/)?(model|engine|ggml|gguf|ggml-[a-z]+)[./]")
+            if(header MATCHES "^(${pattern})")
                 set(${out} TRUE PARENT_SCOPE)
                 return()
             endif()
@@ -37,13 +37,13 @@ endfunction()
 # rooms build without ggml; the server for those that include something of it.
 function(paged_program source folder)
     get_filename_component(name ${source} NAME_WE)
-    paged_needs_engine(needs_engine ${source})
+    paged_includes(needs_engine ${source} "(paged/)?(model|engine|ggml|gguf|ggml-[a-z]+)[./]")
+    paged_includes(needs_store ${source} "store/|paged/(file|redis)_store[.]")
     set(library paged-static)
     if(needs_engine)
         set(library paged-engine-static)
     endif()
     # A store may be tested alone, with the engine, or with the server, which brings it along.
-    file(STRINGS ${source} needs_store REGEX "^#include [\"<](store/|paged/(file|redis)_store)")
     if(needs_store AND needs_engine)
         list(APPEND library paged-store-static)
     elseif(needs_store)
