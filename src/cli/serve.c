@@ -11,6 +11,7 @@
 #include "base/base.h"
 #include "cli/cli.h"
 #include "cli/plan.h"
+#include "cli/redis.h"
 #include "cli/session.h"
 #include "server/server.h"
 
@@ -19,11 +20,12 @@ enum { OTHER_FILES = 64 }; /* descriptors that are no connections */
 typedef struct serve_options {
     const char *config, *model, *name, *host, *api_key, *cors_origin, *access_log;
     int32_t port, max_running, max_waiting, max_connections;
-    int32_t reader_timeout, idle_timeout, drain_timeout, log_level;
+    int32_t reader_timeout, idle_timeout, drain_timeout, log_level, keep_days;
     size_t max_body;
     bool quiet, no_prefix_cache;
     paged__sampling_options sampling;
     paged__memory_options memory;
+    paged__redis_options redis;
 } serve_options;
 
 #define AT(field) offsetof(serve_options, field)
@@ -63,6 +65,10 @@ static const paged__option options_table[] = {
     {PAGED__OPTION_FLAG, 0, "no-prefix-cache", NULL, AT(no_prefix_cache), 0, 0, NULL,
      "nothing is taken over from earlier requests"},
     PAGED__MEMORY_ROWS(serve_options, memory),
+    {.kind = PAGED__OPTION_HEADING, .name = "What outlives this process"},
+    PAGED__REDIS_ROWS(serve_options, redis),
+    {PAGED__OPTION_INT, 0, "keep-days", "N", AT(keep_days), 0, 36500, NULL,
+     "days that a conversation is kept after its last change, 0: for\never (default: 30)"},
     {.kind = PAGED__OPTION_HEADING, .name = "Generation, where a request says nothing else"},
     PAGED__SAMPLING_ROWS(serve_options, sampling),
     {.kind = PAGED__OPTION_HEADING, .name = "Output"},
@@ -86,6 +92,8 @@ static const serve_options defaults = {.host = "127.0.0.1",
                                        .drain_timeout = 60,
                                        .sampling = {.temperature = 1, .top_p = 1, .repetition_penalty = 1},
                                        .memory = PAGED__MEMORY_DEFAULTS,
+                                       .redis = PAGED__REDIS_DEFAULTS,
+                                       .keep_days = 30,
                                        .log_level = -1};
 
 typedef struct serve {
@@ -202,6 +210,12 @@ static void raise_file_limit(int32_t n_connections) {
 
 static int run_server(serve *s) {
     const serve_options *o = &s->options;
+    paged_store store;
+    paged_notes notes;
+    bool is_there;
+    const int code = paged__redis_open(s->cli, &o->redis, &store, &notes, &is_there);
+    if (code != PAGED__EXIT_OK) return code;
+    if (is_there) store.close(store.self);
     const paged__server_config config = {.host = o->host,
                                          .port = o->port,
                                          .api_key = o->api_key,
@@ -215,6 +229,8 @@ static int run_server(serve *s) {
                                          .drain_timeout_ms = o->drain_timeout * 1000,
                                          .stall_ms = 30000,
                                          .access_log = s->access_log,
+                                         .notes = is_there ? &notes : NULL,
+                                         .conversation_days = o->keep_days,
                                          .on_ready = on_ready,
                                          .user = s};
     paged_error err;

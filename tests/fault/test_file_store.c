@@ -647,6 +647,8 @@ static void swapped_slots(void) {
     X(an_interruption)                                                                                       \
     X(a_short_count)                                                                                         \
     X(errors_for_ever)                                                                                       \
-    X(interruptions_are_no_failures) X(no_memory) X(a_failed_sync_loses_its_batch) X(the_power_goes)         \
-        X(bits_of_data) X(bits_of_the_index) X(cut_and_swapped_files) X(swapped_slots)
+    X(interruptions_are_no_failures)                                                                         \
+    X(no_memory)                                                                                             \
+    X(a_failed_sync_loses_its_batch)                                                                         \
+    X(the_power_goes) X(bits_of_data) X(bits_of_the_index) X(cut_and_swapped_files) X(swapped_slots)
 TEST_MAIN(TESTS)

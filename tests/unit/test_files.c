@@ -511,7 +511,9 @@ static void notes_are_kept(void) {
     X(the_least_recently_used_goes)                                                                          \
     X(clocks_that_jump)                                                                                      \
     X(keeps_the_disk_free)                                                                                   \
-    X(a_smaller_limit_shrinks) X(other_fingerprints_are_not_seen) X(one_process_at_a_time)                   \
-        X(refused_configurations) X(other_versions_are_refused) X(reading_only_writes_nothing)               \
-            X(links_and_pipes) X(nobody_else_may_read) X(notes_are_kept)
+    X(a_smaller_limit_shrinks)                                                                               \
+    X(other_fingerprints_are_not_seen)                                                                       \
+    X(one_process_at_a_time)                                                                                 \
+    X(refused_configurations) X(other_versions_are_refused) X(reading_only_writes_nothing)                   \
+        X(links_and_pipes) X(nobody_else_may_read) X(notes_are_kept)
 TEST_MAIN(TESTS)
