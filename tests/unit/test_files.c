@@ -514,6 +514,7 @@ static void notes_are_kept(void) {
     X(a_smaller_limit_shrinks)                                                                               \
     X(other_fingerprints_are_not_seen)                                                                       \
     X(one_process_at_a_time)                                                                                 \
-    X(refused_configurations) X(other_versions_are_refused) X(reading_only_writes_nothing)                   \
-        X(links_and_pipes) X(nobody_else_may_read) X(notes_are_kept)
+    X(refused_configurations)                                                                                \
+    X(other_versions_are_refused)                                                                            \
+    X(reading_only_writes_nothing) X(links_and_pipes) X(nobody_else_may_read) X(notes_are_kept)
 TEST_MAIN(TESTS)
