@@ -114,17 +114,19 @@ def same(a, b):
     return a["choices"] == b["choices"]
 
 
-def test_kept_over_kill_and_restart(model, redis, uninterrupted):
-    with Server(model, "--ctx", 1024, "--redis", redis.address) as first:
+@pytest.mark.parametrize("place", ["--redis", "--store"])
+def test_kept_over_kill_and_restart(model, request, tmp_path, uninterrupted, place):
+    args = ("--ctx", 1024, place, request.getfixturevalue("redis").address if place == "--redis" else tmp_path / "store")
+    with Server(model, *args) as first:
         path = begin(first, title="Kept")
         assert same(say(first, path, TURNS[0]), uninterrupted[0])
         first.kill()  # right after the answer: what was told is kept
-    with Server(model, "--ctx", 1024, "--redis", redis.address) as second:
+    with Server(model, *args) as second:
         listed = second.get("/v1/conversations")["data"]
         assert [(c["id"], c["title"], c["n_messages"]) for c in listed] == [(path.rsplit("/", 1)[1], "Kept", 3)]
         assert streamed(second, path, TURNS[1]) == uninterrupted[1]["choices"][0]["message"]["content"]
         assert second.stop() == 0
-    with Server(model, "--ctx", 1024, "--redis", redis.address) as third:
+    with Server(model, *args) as third:
         assert same(say(third, path, TURNS[2]), uninterrupted[2])
         assert third.get(path)["n_messages"] == 7
 
