@@ -1,7 +1,7 @@
 /* server/conversation.c: see conversation.h.
  *
- *   POST   /v1/conversations           {"messages": […], "title", "pinned", "expires_at", "cache_salt"}: a new
- *                                      one
+ *   POST   /v1/conversations           {"messages": […], "title", "pinned", "expires_at", "cache_salt"}:
+ *                                      a new one
  *   GET    /v1/conversations           ?limit=N&after=ID: newest change first, without their messages
  *   GET    /v1/conversations/ID        one, with its messages
  *   PATCH  /v1/conversations/ID        {"title", "pinned", "expires_at"}

@@ -1,5 +1,5 @@
-/* server/memory_notes.c: notes in memory (keeper.h), for a server that keeps nothing elsewhere. A list, newest
- * first: there are few, and they are asked for by people. */
+/* server/memory_notes.c: notes in memory (keeper.h), for a server that keeps nothing elsewhere. A list,
+ * newest first: there are few, and they are asked for by people. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

@@ -488,14 +488,18 @@ static paged_status get_note(void *self, const char *name, void **data, size_t *
     paged_status status;
     paged__redis_server *s = start_note(r, name, key, index, &status, err);
     if (!s) return status;
-    redisReply *reply = paged__redis_ask(&r->link, s, "GET %s", key)
-                            ? paged__redis_reply(&r->link, s, PAGED__NOTE_MAX + SMALL)
-                            : NULL;
+    /* A range is never longer than agreed, and one of a name that is not there is empty. */
+    const bool asked = paged__redis_ask(&r->link, s, "EXISTS %s", key) &&
+                       paged__redis_ask(&r->link, s, "GETRANGE %s 0 %d", key, PAGED__NOTE_MAX);
+    const long long n_there = asked ? take_number(&r->link, s) : -1;
+    redisReply *reply = n_there >= 0 ? paged__redis_reply(&r->link, s, PAGED__NOTE_MAX + SMALL) : NULL;
     if (!reply) return paged__fail(err, PAGED_ERR_IO, "%s", r->link.reason);
-    if (reply->type == REDIS_REPLY_NIL) {
+    if (n_there == 0) {
         status = paged__fail(err, PAGED_ERR_NOT_FOUND, "there is no %s", name);
-    } else if (reply->type != REDIS_REPLY_STRING || reply->len > PAGED__NOTE_MAX) {
+    } else if (reply->type != REDIS_REPLY_STRING) {
         status = paged__fail(err, PAGED_ERR_IO, "Redis: %.200s", paged__redis_text(&r->link, reply));
+    } else if (reply->len > PAGED__NOTE_MAX) {
+        status = paged__fail(err, PAGED_ERR_IO, "%s has more than %d bytes", name, PAGED__NOTE_MAX);
     } else {
         void *copy = paged__note_copy(reply->str, reply->len);
         if (copy) {
