@@ -112,6 +112,7 @@ if(PAGED_ENGINE)
 
     paged_room(model ggml::ggml PkgConfig::PCRE2)
     paged_room(engine ggml::ggml)
+    target_include_directories(room-engine SYSTEM PRIVATE ${XXHASH_INCLUDE_DIR})
     paged_room(store)
     paged_room(server ggml::ggml PkgConfig::JANSSON PkgConfig::EVENT)
     # The files that the server gives out are a part of it.
