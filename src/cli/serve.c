@@ -101,7 +101,7 @@ typedef struct serve {
     serve_options options;
     paged__buffer config; /* text of --config, which options borrow from */
     paged__session session;
-    paged__stores stores;
+    paged__cli_stores stores;
     paged_service *service;
     paged__server *server;
     FILE *access_log;
@@ -159,7 +159,10 @@ static int start_service(serve *s) {
     if (o->memory.fit && o->memory.pool_bytes)
         return paged__usage_error(s->cli, "give --fit or --pool-bytes, not both");
     paged_status status = o->memory.fit ? paged__session_fit(&s->session, &config.engine, &err) : PAGED_OK;
+    config.engine.stores = s->stores.all;
+    config.engine.n_stores = s->stores.n;
     if (!status) status = paged_service_create(s->session.model, &config, &s->service, &err);
+    if (!status) s->stores.n = 0; /* the engine's */
     return status == PAGED_OK ? PAGED__EXIT_OK : paged__session_refused(s->cli, status, &err);
 }
 
@@ -211,7 +214,7 @@ static void raise_file_limit(int32_t n_connections) {
 
 static int run_server(serve *s) {
     const serve_options *o = &s->options;
-    const int code = paged__stores_open(s->cli, &o->stores, &s->stores);
+    const int code = paged__cli_stores_open(s->cli, &o->stores, &s->stores);
     if (code != PAGED__EXIT_OK) return code;
     const paged__server_config config = {.host = o->host,
                                          .port = o->port,
@@ -260,7 +263,7 @@ static int serve_command(paged__cli *cli, int argc, char **argv) {
     if (code == PAGED__EXIT_OK) code = run_server(&s);
     paged__server_free(s.server);
     paged_service_free(s.service);
-    paged__stores_close(&s.stores);
+    paged__cli_stores_close(&s.stores);
     paged__session_close(&s.session);
     if (s.access_log && s.access_log != stderr) fclose(s.access_log);
     paged__buffer_free(&s.config);

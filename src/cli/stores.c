@@ -3,7 +3,7 @@
 
 #include "paged/file_store.h"
 
-static int open_files(paged__cli *cli, const paged__files_options *files, paged__stores *out) {
+static int open_files(paged__cli *cli, const paged__files_options *files, paged__cli_stores *out) {
     const paged_file_store_config config = {.struct_size = sizeof config,
                                             .dir = files->dir,
                                             .max_bytes = files->max_bytes,
@@ -17,15 +17,15 @@ static int open_files(paged__cli *cli, const paged__files_options *files, paged_
     return PAGED__EXIT_OK;
 }
 
-int paged__stores_open(paged__cli *cli, const paged__stores_options *options, paged__stores *out) {
+int paged__cli_stores_open(paged__cli *cli, const paged__stores_options *options, paged__cli_stores *out) {
     paged_notes notes;
     bool is_there;
-    *out = (paged__stores){0};
+    *out = (paged__cli_stores){0};
     int code = open_files(cli, &options->files, out);
     if (code == PAGED__EXIT_OK)
         code = paged__redis_open(cli, &options->redis, &out->all[out->n], &notes, &is_there);
     if (code != PAGED__EXIT_OK) {
-        paged__stores_close(out);
+        paged__cli_stores_close(out);
         return code;
     }
     if (!is_there) return PAGED__EXIT_OK;
@@ -36,8 +36,8 @@ int paged__stores_open(paged__cli *cli, const paged__stores_options *options, pa
     return PAGED__EXIT_OK;
 }
 
-void paged__stores_close(paged__stores *s) {
+void paged__cli_stores_close(paged__cli_stores *s) {
     for (int32_t i = 0; i < s->n; i++) s->all[i].close(s->all[i].self);
     if (s->has_notes) s->notes.close(s->notes.self);
-    *s = (paged__stores){0};
+    *s = (paged__cli_stores){0};
 }

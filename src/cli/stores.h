@@ -5,7 +5,7 @@
 #include "cli/redis.h"
 #include "paged/store.h"
 
-enum { PAGED__STORES_MAX = 2 };
+enum { PAGED__CLI_STORES_MAX = 2 };
 
 typedef struct paged__files_options {
     const char *dir;
@@ -47,17 +47,17 @@ typedef struct paged__stores_options {
 
 #define PAGED__STORES_ROWS(T, s) PAGED__FILES_ROWS(T, s.files), PAGED__REDIS_ROWS(T, s.redis)
 
-typedef struct paged__stores {
-    paged_store all[PAGED__STORES_MAX]; /* the fastest first */
+typedef struct paged__cli_stores {
+    paged_store all[PAGED__CLI_STORES_MAX]; /* the fastest first */
     int32_t n;
     paged_notes notes; /* of Redis, which others share, before those of files */
     bool has_notes;
-} paged__stores;
+} paged__cli_stores;
 
 /* Opens what is named, which may be nothing. Returns an exit code; the error has been told. */
-int paged__stores_open(paged__cli *cli, const paged__stores_options *options, paged__stores *out);
+int paged__cli_stores_open(paged__cli *cli, const paged__stores_options *options, paged__cli_stores *out);
 
 /* Closes what nobody has taken; who takes stores sets n to 0, who takes notes has_notes to false. */
-void paged__stores_close(paged__stores *stores);
+void paged__cli_stores_close(paged__cli_stores *stores);
 
 #endif
