@@ -1,7 +1,7 @@
-# Headers, libraries, CMake packages (paged::paged, paged::engine), .pc files and the program.
+# Headers, libraries, CMake packages (paged::paged, paged::engine, paged::store), .pc files and the program.
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/paged)
-foreach(name IN ITEMS version base kv mem ops plan paged)
+foreach(name IN ITEMS version base kv mem ops plan store paged)
     install(FILES include/paged/${name}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/paged)
 endforeach()
 install(TARGETS libpaged EXPORT paged)
@@ -27,6 +27,14 @@ if(TARGET libpaged-engine)
     install(EXPORT paged-engine NAMESPACE paged:: FILE paged-engine-targets.cmake DESTINATION ${package_dir})
     configure_file(cmake/paged-engine.pc.in ${PROJECT_BINARY_DIR}/paged-engine.pc @ONLY)
     install(FILES ${PROJECT_BINARY_DIR}/paged-engine.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()
+if(TARGET libpaged-store)
+    install(FILES include/paged/file_store.h include/paged/redis_store.h
+            DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/paged)
+    install(TARGETS libpaged-store EXPORT paged-store)
+    install(EXPORT paged-store NAMESPACE paged:: FILE paged-store-targets.cmake DESTINATION ${package_dir})
+    configure_file(cmake/paged-store.pc.in ${PROJECT_BINARY_DIR}/paged-store.pc @ONLY)
+    install(FILES ${PROJECT_BINARY_DIR}/paged-store.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endif()
 if(TARGET paged)
     install(TARGETS paged)

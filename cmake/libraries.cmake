@@ -109,11 +109,14 @@ if(PAGED_ENGINE)
     pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
     pkg_check_modules(EDIT REQUIRED IMPORTED_TARGET libedit)
     pkg_check_modules(EVENT REQUIRED IMPORTED_TARGET libevent_core)
+    pkg_check_modules(SQLITE REQUIRED IMPORTED_TARGET sqlite3)
+    pkg_check_modules(HIREDIS REQUIRED IMPORTED_TARGET hiredis)
 
     paged_room(model ggml::ggml PkgConfig::PCRE2)
     paged_room(engine ggml::ggml)
     target_include_directories(room-engine SYSTEM PRIVATE ${XXHASH_INCLUDE_DIR})
-    paged_room(store)
+    paged_room(store PkgConfig::SQLITE PkgConfig::HIREDIS)
+    target_include_directories(room-store SYSTEM PRIVATE ${XXHASH_INCLUDE_DIR})
     paged_room(server ggml::ggml PkgConfig::JANSSON PkgConfig::EVENT)
     # The files that the server gives out are a part of it.
     file(GLOB static_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/server/static/*)
@@ -139,11 +142,18 @@ if(PAGED_ENGINE)
         set_target_properties(libpaged-engine PROPERTIES INSTALL_RPATH "$ORIGIN;${PAGED_GGML_LIBDIR}")
     endif()
 
+    # Stores know records and no engine, so whoever embeds libpaged alone may use them too.
+    paged_library(libpaged-store paged-store-static paged-store store store)
+    target_link_libraries(libpaged-store PUBLIC libpaged PRIVATE PkgConfig::SQLITE PkgConfig::HIREDIS)
+    target_link_libraries(paged-store-static PUBLIC paged-static PRIVATE PkgConfig::SQLITE PkgConfig::HIREDIS)
+    set_target_properties(libpaged-store PROPERTIES INSTALL_RPATH "$ORIGIN")
+
     # The server is a part of the program and of tests that reach inside; it is not installed.
-    paged_rooms(server_objects store server)
+    paged_rooms(server_objects server)
     add_library(paged-server-static STATIC ${server_objects})
     set_target_properties(paged-server-static PROPERTIES LINKER_LANGUAGE C)
-    target_link_libraries(paged-server-static PUBLIC paged-engine-static PkgConfig::JANSSON PkgConfig::EVENT)
+    target_link_libraries(paged-server-static PUBLIC paged-engine-static paged-store-static PkgConfig::JANSSON
+                                                   PkgConfig::EVENT)
 
     paged_rooms(cli_objects cli)
     add_executable(paged ${cli_objects})

@@ -8,7 +8,7 @@ _paged() {
         return
     fi
     case $before in
-    --model | -m | --config | --file | --output | -o | --access-log)
+    --model | -m | --config | --redis-password-file | --store | --file | --output | -o | --access-log)
         mapfile -t COMPREPLY < <(compgen -f -- "$word")
         return
         ;;

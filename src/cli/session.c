@@ -95,9 +95,10 @@ paged_status paged__session_fit(const paged__session *s, paged_engine_config *co
     return PAGED_OK;
 }
 
-int paged__session_start(paged__session *s, const paged__memory_options *o, int32_t max_running,
-                         bool no_prefix_cache) {
+int paged__session_start(paged__session *s, const paged__memory_options *o,
+                         const paged__stores_options *stores, int32_t max_running, bool no_prefix_cache) {
     const uint64_t start = paged__now_ns();
+    paged__cli_stores places = {0};
     paged_engine_config config = paged__session_config(o);
     config.max_running = max_running;
     config.no_prefix_cache = no_prefix_cache;
@@ -105,7 +106,13 @@ int paged__session_start(paged__session *s, const paged__memory_options *o, int3
     paged_error err;
     if (o->fit && o->pool_bytes) return paged__usage_error(s->cli, "give --fit or --pool-bytes, not both");
     paged_status status = o->fit ? paged__session_fit(s, &config, &err) : PAGED_OK;
+    const int code = status || !stores ? PAGED__EXIT_OK : paged__cli_stores_open(s->cli, stores, &places);
+    if (code != PAGED__EXIT_OK) return code;
+    config.stores = places.all;
+    config.n_stores = places.n;
     if (!status) status = paged_engine_create(s->model, &config, &s->engine, &err);
+    if (!status) places.n = 0; /* the engine's */
+    paged__cli_stores_close(&places);
     s->load_ms += (double)(paged__now_ns() - start) / 1e6;
     return status == PAGED_OK ? PAGED__EXIT_OK : paged__session_refused(s->cli, status, &err);
 }

@@ -1,82 +1,137 @@
 /* server/conversation.c: see conversation.h.
  *
- *   POST   /v1/conversations           {"messages": […]}     a new one
- *   GET    /v1/conversations                                 all of them
- *   GET    /v1/conversations/ID                              one, with its messages
+ *   POST   /v1/conversations           {"messages": […], "title", "pinned", "expires_at", "cache_salt"}:
+ *                                      a new one
+ *   GET    /v1/conversations           ?limit=N&after=ID: newest change first, without their messages
+ *   GET    /v1/conversations/ID        one, with its messages
+ *   PATCH  /v1/conversations/ID        {"title", "pinned", "expires_at"}
  *   DELETE /v1/conversations/ID
  *   POST   /v1/conversations/ID/turns  {"content": …} and the fields of a chat completion: says something
- *                                      and is answered like one; both are kept when it has ended well
+ *                                      and is answered like one; both are kept before its end is told
  *   POST   /v1/conversations/ID/fork   {"messages": n}       a new one with the first n (all) messages
  *   POST   /v1/conversations/ID/drop   {"turns": n}          without its n oldest turns; a turn is what a
  *                                      user said and what follows it; a system message before them stays
  *
- * While a turn is under way everything that would change the conversation is answered 409. What is kept is
- * bounded: COUNT_MAX conversations, BYTES_MAX of their JSON.
+ * A request is a *visit*: what it needs is read by the keeper's thread (keeper.h), changed here, and written
+ * by the keeper again. Nothing is remembered between visits, so that what another server wrote meanwhile is
+ * seen. While one visit changes a conversation the others that would are answered 409; between servers the
+ * balancer sees to it (docs/stores.md), and the last one to write has written.
+ *
+ * A note is {"paged": 1, "id", "created_at", "updated_at", "title", "pinned", "expires_at", "cache_salt",
+ * "messages"}. It is no more believed than a client is.
  */
 #include "server/conversation.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/random.h>
 #include <time.h>
 
 #include "base/base.h"
 #include "server/generate.h"
+#include "server/keeper.h"
 #include "server/route.h"
 
-enum { COUNT_MAX = 10000, BYTES_MAX = 256 << 20 };
+enum { ID_BYTES = 40, TITLE_MAX = 200, TITLE_TAKEN = 60, LIST_DEFAULT = 100, LIST_MAX = 1000 };
 
-typedef struct paged__conversation {
-    struct paged__conversation *next;
-    char id[40];
-    int64_t created;
-    json_t *messages; /* owned */
-    size_t n_bytes;
-    bool is_busy;
-} conversation;
+typedef struct paged__visit {
+    paged__job job;
+    struct paged__visit *next; /* of the server's, as long as it changes something */
+    paged__conn *conn;         /* NULL: the client has left */
+    char id[ID_BYTES], action[8];
+    json_t *body;                                            /* owned, or NULL */
+    json_t *note;                                            /* owned, or NULL: the conversation */
+    json_t *said;                                            /* owned, or NULL: what a turn adds */
+    paged__generation *generation;                           /* of a turn that waits to be kept */
+    void (*go_on)(paged__server *s, struct paged__visit *v); /* when the job is done */
+    bool changes;
+    int64_t until;
+    /* of a list */
+    int32_t limit;
+    char after[ID_BYTES];
+    /* how the job ended */
+    paged_status status;
+    paged_error err;
+} visit;
 
-/* A turn under way; user of its ending. */
-typedef struct turn {
-    conversation *conversation;
-    json_t *said; /* messages that it adds; owned */
-} turn;
+/* ---- visits ---- */
 
-static conversation *find(const paged__server *s, const char *id) {
-    conversation *c = s->conversations;
-    while (c && strcmp(c->id, id) != 0) c = c->next;
-    return c;
+static void free_visit(paged__server *s, visit *v) {
+    for (visit **at = &s->visits; *at; at = &(*at)->next)
+        if (*at == v) {
+            *at = v->next;
+            break;
+        }
+    json_decref(v->body);
+    json_decref(v->note);
+    json_decref(v->said);
+    paged__free(v);
 }
 
-static size_t all_bytes(const paged__server *s) {
-    size_t n = 0;
-    for (const conversation *c = s->conversations; c; c = c->next) n += c->n_bytes;
-    return n;
+static void on_gone(paged__conn *conn) {
+    visit *v = conn->work;
+    v->conn = NULL;
 }
 
-static size_t size_of(const json_t *messages) {
-    return json_dumpb(messages, NULL, 0, JSON_COMPACT);
+static void on_done(paged__server *s, paged__job *job) {
+    visit *v = (visit *)(void *)job;
+    v->go_on(s, v);
 }
 
-static void free_conversation(conversation *c) {
-    json_decref(c->messages);
-    paged__free(c);
+/* Answers with an error, if there is somebody to answer, and ends the visit. */
+__attribute__((format(printf, 6, 7))) static void
+refuse(paged__server *s, visit *v, int status, const char *param, const char *code, const char *fmt, ...) {
+    char message[600];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(message, sizeof message, fmt, args);
+    va_end(args);
+    paged__conn *conn = v->conn;
+    free_visit(s, v);
+    if (conn) paged__reply_error(conn, status, param, code, "%s", message);
 }
 
-void paged__conversations_free(paged__server *s) {
-    while (s->conversations) {
-        conversation *next = s->conversations->next;
-        free_conversation(s->conversations);
-        s->conversations = next;
+/* The answer of an error of the notes. */
+static void refuse_by(paged__server *s, visit *v) {
+    char message[sizeof v->err.message];
+    snprintf(message, sizeof message, "%s", v->err.message);
+    if (v->status == PAGED_ERR_NOT_FOUND)
+        refuse(s, v, 404, NULL, "not_found", "there is no conversation %.40s here", v->id);
+    else if (v->status == PAGED_ERR_LIMIT)
+        refuse(s, v, 429, NULL, "conversations_full", "the conversation cannot be kept: %s", message);
+    else if (v->status == PAGED_ERR_INVALID_ARG)
+        refuse(s, v, 413, NULL, "conversation_too_large", "the conversation cannot be kept: %s", message);
+    else if (v->status == PAGED_ERR_FORMAT)
+        refuse(s, v, 404, NULL, "damaged", "conversation %.40s cannot be read: %s", v->id, message);
+    else
+        refuse(s, v, 503, NULL, "store_down", "%s", message);
+}
+
+static void reply(paged__server *s, visit *v, json_t *value) {
+    paged__conn *conn = v->conn;
+    free_visit(s, v);
+    if (conn)
+        paged__reply_json(conn, 200, value);
+    else
+        json_decref(value);
+}
+
+/* Has the keeper do something, and goes on after it. */
+static void ask(paged__server *s, visit *v, void (*work)(const paged_notes *, paged__job *),
+                void (*go_on)(paged__server *, visit *)) {
+    v->job.work = work;
+    v->job.done = on_done;
+    v->go_on = go_on;
+    if (v->conn && !v->generation) {
+        v->conn->work = v;
+        v->conn->on_gone = on_gone;
     }
-    s->n_conversations = 0;
+    if (paged__keeper_ask(s->keeper, &v->job)) return;
+    v->status = paged__fail(&v->err, PAGED_ERR_IO, "too much waits to be read and written; try again");
+    go_on(s, v);
 }
 
-static json_t *describe(const conversation *c, bool with_messages) {
-    json_t *value = json_pack("{s:s, s:s, s:I, s:I}", "id", c->id, "object", "conversation", "created_at",
-                              (json_int_t)c->created, "n_messages", (json_int_t)json_array_size(c->messages));
-    if (value && with_messages) json_object_set(value, "messages", c->messages);
-    return value;
-}
-
-/* ---- messages ---- */
+/* ---- what the keeper's thread does ---- */
 
 static bool is_message(const json_t *message) {
     const json_t *content = json_object_get(message, "content");
@@ -84,141 +139,288 @@ static bool is_message(const json_t *message) {
            (json_is_string(content) || json_is_array(content));
 }
 
-/* The messages of a body, a new reference; an empty list if it has none. NULL: they are none. */
-static json_t *take_messages(paged__conn *conn, const json_t *body) {
-    json_t *list = json_object_get(body, "messages");
-    if (!list || json_is_null(list)) return json_array();
+static bool are_messages(const json_t *list) {
     bool ok = json_is_array(list);
     for (size_t i = 0; ok && i < json_array_size(list); i++) ok = is_message(json_array_get(list, i));
-    if (ok) return json_incref(list);
-    paged__reply_error(conn, 400, "messages", NULL,
-                       "messages must be a list of objects with role and content");
+    return ok;
+}
+
+static bool is_note(const json_t *note, const char *id) {
+    const char *own = json_string_value(json_object_get(note, "id"));
+    const json_t *title = json_object_get(note, "title"), *salt = json_object_get(note, "cache_salt"),
+                 *expires = json_object_get(note, "expires_at");
+    return own && strcmp(own, id) == 0 && json_integer_value(json_object_get(note, "paged")) == 1 &&
+           json_is_integer(json_object_get(note, "created_at")) &&
+           json_is_integer(json_object_get(note, "updated_at")) &&
+           (json_is_string(title) || json_is_null(title)) &&
+           json_is_boolean(json_object_get(note, "pinned")) &&
+           (json_is_integer(expires) || json_is_null(expires)) &&
+           (json_is_string(salt) || json_is_null(salt)) && are_messages(json_object_get(note, "messages"));
+}
+
+static json_t *read_note(const paged_notes *notes, const char *id, paged_status *status, paged_error *err) {
+    void *data = NULL;
+    size_t size = 0;
+    *status = notes->get(notes->self, id, &data, &size, err);
+    if (*status) return NULL;
+    json_error_t where;
+    json_t *note = json_loadb(data, size, JSON_REJECT_DUPLICATES, &where);
+    free(data);
+    if (note && is_note(note, id)) return note;
+    json_decref(note);
+    *status = paged__fail(err, PAGED_ERR_FORMAT, "its note of %zu bytes is no conversation", size);
     return NULL;
 }
 
-/* Takes messages. */
-static void create(paged__conn *conn, json_t *messages) {
-    paged__server *s = conn->server;
-    const size_t n_bytes = size_of(messages);
-    conversation *c = NULL;
-    if (s->n_conversations < COUNT_MAX && n_bytes <= BYTES_MAX && all_bytes(s) <= BYTES_MAX - n_bytes)
-        c = paged__calloc(1, sizeof *c);
-    if (!c) {
-        json_decref(messages);
-        paged__reply_error(conn, 429, NULL, "conversations_full",
-                           "%d conversations are kept; delete some (at most %d, %d MiB)", s->n_conversations,
-                           COUNT_MAX, BYTES_MAX >> 20);
+static void work_load(const paged_notes *notes, paged__job *job) {
+    visit *v = (visit *)(void *)job;
+    v->note = read_note(notes, v->id, &v->status, &v->err);
+}
+
+static void work_save(const paged_notes *notes, paged__job *job) {
+    visit *v = (visit *)(void *)job;
+    char *text = json_dumps(v->note, JSON_COMPACT);
+    v->status = text ? notes->put(notes->self, v->id, text, strlen(text), v->until, &v->err)
+                     : paged__fail(&v->err, PAGED_ERR_NO_MEMORY, "no memory for a conversation");
+    free(text);
+}
+
+static void work_erase(const paged_notes *notes, paged__job *job) {
+    visit *v = (visit *)(void *)job;
+    v->status = notes->erase(notes->self, v->id, &v->err);
+}
+
+static json_t *describe(const json_t *note, bool with_messages) {
+    json_t *messages = json_object_get(note, "messages");
+    json_t *value =
+        json_pack("{s:O, s:s, s:O, s:O, s:O, s:O, s:O, s:I}", "id", json_object_get(note, "id"), "object",
+                  "conversation", "created_at", json_object_get(note, "created_at"), "updated_at",
+                  json_object_get(note, "updated_at"), "title", json_object_get(note, "title"), "pinned",
+                  json_object_get(note, "pinned"), "expires_at", json_object_get(note, "expires_at"),
+                  "n_messages", (json_int_t)json_array_size(messages));
+    if (value && with_messages) json_object_set(value, "messages", messages);
+    return value;
+}
+
+typedef struct page {
+    const char *after; /* "": nothing is passed over any more */
+    int32_t n, n_max;
+    char (*ids)[ID_BYTES]; /* [n_max] */
+    bool has_more;
+} page;
+
+static bool add_to_page(void *user, const char *name, int64_t changed) {
+    page *p = user;
+    (void)changed;
+    if (strncmp(name, "conv-", 5) != 0 || strlen(name) >= ID_BYTES) return true;
+    if (p->after[0]) {
+        if (strcmp(name, p->after) == 0) p->after = "";
+        return true;
+    }
+    p->has_more = p->n == p->n_max;
+    if (p->has_more) return false;
+    strcpy(p->ids[p->n++], name);
+    return true;
+}
+
+static void work_list(const paged_notes *notes, paged__job *job) {
+    visit *v = (visit *)(void *)job;
+    page p = {.after = v->after, .n_max = v->limit, .ids = paged__calloc((size_t)v->limit, ID_BYTES)};
+    json_t *data = json_array();
+    v->status = p.ids && data ? notes->list(notes->self, add_to_page, &p, &v->err)
+                              : paged__fail(&v->err, PAGED_ERR_NO_MEMORY, "no memory for a list");
+    for (int32_t i = 0; v->status == PAGED_OK && i < p.n; i++) {
+        paged_status status;
+        json_t *note = read_note(notes, p.ids[i], &status, NULL);
+        /* One that went meanwhile, or is damaged, is not in the list. */
+        if (note) json_array_append_new(data, describe(note, false));
+        json_decref(note);
+    }
+    paged__free(p.ids);
+    v->note = json_pack("{s:s, s:o, s:b}", "object", "list", "data", data, "has_more", p.has_more);
+}
+
+/* ---- one conversation, here ---- */
+
+static int64_t now_s(void) {
+    return (int64_t)time(NULL);
+}
+
+/* The beginning of what the user said first, cut between characters. */
+static void name_by_content(json_t *note) {
+    const json_t *messages = json_object_get(note, "messages");
+    if (json_is_string(json_object_get(note, "title"))) return;
+    for (size_t i = 0; i < json_array_size(messages); i++) {
+        const json_t *message = json_array_get(messages, i), *content = json_object_get(message, "content");
+        const char *role = json_string_value(json_object_get(message, "role"));
+        if (!role || strcmp(role, "user") != 0) continue;
+        if (json_is_array(content)) content = json_object_get(json_array_get(content, 0), "text");
+        const char *text = json_string_value(content);
+        size_t n = text ? strcspn(text, "\r\n") : 0;
+        if (n > TITLE_TAKEN)
+            for (n = TITLE_TAKEN; n > 0 && ((unsigned char)text[n] & 0xc0) == 0x80;) n--;
+        if (n) json_object_set_new(note, "title", json_stringn(text, n));
         return;
     }
-    *c = (conversation){.next = s->conversations,
-                        .created = (int64_t)time(NULL),
-                        .messages = json_deep_copy(messages),
-                        .n_bytes = n_bytes};
-    json_decref(messages);
-    snprintf(c->id, sizeof c->id, "conv-%016llx",
-             (unsigned long long)paged__mix(s->boot * 3 + ++s->n_requests));
-    s->conversations = c;
-    s->n_conversations++;
-    paged__reply_json(conn, 200, describe(c, true));
 }
 
-static void list_all(paged__conn *conn) {
-    json_t *list = json_array();
-    for (const conversation *c = conn->server->conversations; c; c = c->next)
-        json_array_append_new(list, describe(c, false));
-    paged__reply_json(conn, 200, json_pack("{s:s, s:o}", "object", "list", "data", list));
+/* Writes the note and goes on. */
+static void save(paged__server *s, visit *v, void (*go_on)(paged__server *, visit *)) {
+    const json_t *expires = json_object_get(v->note, "expires_at");
+    const bool is_pinned = json_is_true(json_object_get(v->note, "pinned"));
+    const int64_t days = s->config.conversation_days;
+    json_object_set_new(v->note, "updated_at", json_integer((json_int_t)now_s()));
+    name_by_content(v->note);
+    v->until = is_pinned                  ? 0
+               : json_is_integer(expires) ? PAGED_MAX((int64_t)json_integer_value(expires), 1)
+               : days                     ? now_s() + days * 86400
+                                          : 0;
+    ask(s, v, work_save, go_on);
 }
 
-static void delete_one(paged__conn *conn, conversation *c) {
-    conversation **at = &conn->server->conversations;
-    while (*at != c) at = &(*at)->next;
-    *at = c->next;
-    conn->server->n_conversations--;
-    json_t *value = json_pack("{s:s, s:s, s:b}", "id", c->id, "object", "conversation.deleted", "deleted", 1);
-    free_conversation(c);
-    paged__reply_json(conn, 200, value);
+static void tell_saved(paged__server *s, visit *v) {
+    if (v->status)
+        refuse_by(s, v);
+    else
+        reply(s, v, describe(v->note, true));
+}
+
+/* The fields that a client may set, from the body into the note. False: refused, and the visit is over. */
+static bool take_fields(paged__server *s, visit *v) {
+    json_t *title = json_object_get(v->body, "title"), *pinned = json_object_get(v->body, "pinned"),
+           *expires = json_object_get(v->body, "expires_at");
+    if (title && !json_is_null(title) && (!json_is_string(title) || json_string_length(title) > TITLE_MAX)) {
+        refuse(s, v, 400, "title", NULL, "title must be a string of at most %d bytes, or null", TITLE_MAX);
+        return false;
+    }
+    if (pinned && !json_is_boolean(pinned)) {
+        refuse(s, v, 400, "pinned", NULL, "pinned must be true or false");
+        return false;
+    }
+    if (expires && !json_is_null(expires) &&
+        (!json_is_integer(expires) || json_integer_value(expires) <= now_s() ||
+         json_integer_value(expires) > (json_int_t)1 << 40)) {
+        refuse(s, v, 400, "expires_at", NULL,
+               "expires_at must be seconds since 1970, in the future, or null");
+        return false;
+    }
+    if (title) json_object_set(v->note, "title", title);
+    if (pinned) json_object_set(v->note, "pinned", pinned);
+    if (expires) json_object_set(v->note, "expires_at", expires);
+    return true;
+}
+
+/* A new id, which nobody guesses, and a note of these messages, which are taken. False: no memory. */
+static bool make_note(visit *v, json_t *messages, json_t *salt) {
+    uint64_t id[2];
+    if (getrandom(id, sizeof id, 0) != sizeof id)
+        id[0] = paged__mix(paged__now_ns()), id[1] = paged__mix(id[0]);
+    snprintf(v->id, sizeof v->id, "conv-%016llx%016llx", (unsigned long long)id[0],
+             (unsigned long long)id[1]);
+    json_decref(v->note);
+    v->note = json_pack("{s:i, s:s, s:I, s:I, s:n, s:b, s:n, s:O, s:o}", "paged", 1, "id", v->id,
+                        "created_at", (json_int_t)now_s(), "updated_at", (json_int_t)now_s(), "title",
+                        "pinned", 0, "expires_at", "cache_salt", salt, "messages", messages);
+    return v->note != NULL;
 }
 
 /* ---- turns ---- */
 
-static void end_turn(turn *t) {
-    t->conversation->is_busy = false;
-    json_decref(t->said);
-    paged__free(t);
-}
-
-static void on_done(paged__server *s, void *user, const char *text, size_t len) {
-    turn *t = user;
-    conversation *c = t->conversation;
-    (void)s;
-    json_array_extend(c->messages, t->said);
-    json_array_append_new(
-        c->messages, json_pack("{s:s, s:o}", "role", "assistant", "content", paged__json_text(text, len)));
-    c->n_bytes = size_of(c->messages);
-    end_turn(t);
-}
-
-static void on_gone(paged__server *s, void *user) {
-    (void)s;
-    end_turn(user);
-}
-
-/* What a turn adds: "content" of a user, or messages. NULL: neither, and that has been answered. */
-static json_t *take_said(paged__conn *conn, const json_t *body) {
-    json_t *content = json_object_get(body, "content");
+/* What a turn adds: "content" of a user, or messages; an empty list: neither. NULL: no memory. */
+static json_t *take_said(const json_t *body) {
+    json_t *content = json_object_get(body, "content"), *messages = json_object_get(body, "messages");
     if (json_is_string(content) || json_is_array(content))
         return json_pack("[{s:s, s:O}]", "role", "user", "content", content);
-    json_t *said = take_messages(conn, body);
-    if (said && json_array_size(said) == 0) {
-        json_decref(said);
-        paged__reply_error(conn, 400, "content", NULL,
-                           "a turn needs content (what the user says) or messages");
-        said = NULL;
-    }
-    return said;
+    return messages && are_messages(messages) ? json_incref(messages) : json_array();
 }
 
-/* Takes body. */
-static void add_turn(paged__conn *conn, conversation *c, json_t *body) {
-    json_t *said = take_said(conn, body);
-    json_t *messages = said ? json_copy(c->messages) : NULL;
-    turn *t = said ? paged__calloc(1, sizeof *t) : NULL;
-    if (!said) {
-        json_decref(body);
-        return;
-    }
-    if (!t || !messages || json_array_extend(messages, said) != 0 ||
-        json_object_set_new(body, "messages", messages) != 0) {
-        json_decref(said);
-        json_decref(body);
-        paged__free(t);
-        paged__reply_error(conn, 503, NULL, NULL, "no memory for a turn");
-        return;
-    }
-    *t = (turn){c, said};
-    c->is_busy = true;
-    paged__generate(conn, body, true, &(paged__ending){on_done, on_gone, t});
+static void on_kept(paged__server *s, visit *v) {
+    paged__generation *g = v->generation;
+    paged_error err = v->err;
+    const paged_status status = v->status;
+    if (status) paged__log(PAGED_LOG_WARN, "conversation %s: a turn is not kept: %s", v->id, err.message);
+    free_visit(s, v);
+    if (g) paged__generation_end(g, status ? &err : NULL);
 }
 
-/* A field that counts; false: it is none, and that has been answered. */
-static bool take_count(paged__conn *conn, const json_t *body, const char *name, size_t most, size_t *to) {
-    const json_t *value = json_object_get(body, name);
+/* The answer is there; its end is told when it has been kept. */
+static bool on_answered(paged__server *s, void *user, const char *text, size_t len, paged__generation *g) {
+    visit *v = user;
+    json_t *messages = json_object_get(v->note, "messages");
+    json_array_extend(messages, v->said);
+    json_array_append_new(
+        messages, json_pack("{s:s, s:o}", "role", "assistant", "content", paged__json_text(text, len)));
+    v->generation = g;
+    save(s, v, on_kept);
+    return true;
+}
+
+/* Refused, failed, or the client left: nothing has changed. While it is kept, only the client is gone. */
+static void on_turn_gone(paged__server *s, void *user) {
+    visit *v = user;
+    if (v->generation)
+        v->generation = NULL;
+    else
+        free_visit(s, v);
+}
+
+static void add_turn(paged__server *s, visit *v) {
+    json_t *salt = json_object_get(v->note, "cache_salt"), *own = json_object_get(v->body, "cache_salt");
+    json_t *body = v->body, *messages = json_copy(json_object_get(v->note, "messages"));
+    if (own && !json_is_null(own) && !json_equal(own, salt)) {
+        json_decref(messages);
+        refuse(s, v, 400, "cache_salt", NULL, "this conversation has another cache_salt");
+        return;
+    }
+    v->said = take_said(body);
+    if (v->said && json_array_size(v->said) == 0) {
+        json_decref(messages);
+        refuse(s, v, 400, "content", NULL, "a turn needs content (what the user says) or messages");
+        return;
+    }
+    if (!v->said || !messages || json_array_extend(messages, v->said) != 0 ||
+        json_object_set(body, "messages", messages) != 0 || json_object_set(body, "cache_salt", salt) != 0) {
+        json_decref(messages);
+        refuse(s, v, 503, NULL, NULL, "no memory for a turn");
+        return;
+    }
+    json_decref(messages);
+    paged__conn *conn = v->conn;
+    v->body = NULL;
+    v->conn = NULL; /* its work is the generation now */
+    conn->work = NULL;
+    conn->on_gone = NULL;
+    paged__generate(conn, body, true, &(paged__ending){on_answered, on_turn_gone, v});
+}
+
+/* ---- the other changes ---- */
+
+/* A field that counts. False: it is none; refused, and the visit is over. */
+static bool take_count(paged__server *s, visit *v, const char *name, size_t most, size_t *to) {
+    const json_t *value = json_object_get(v->body, name);
     if (!value || json_is_null(value)) return true;
     const json_int_t n = json_integer_value(value);
     if (!json_is_integer(value) || n < 0 || (size_t)n > most) {
-        paged__reply_error(conn, 400, name, NULL, "%s must be a whole number from 0 to %zu", name, most);
+        refuse(s, v, 400, name, NULL, "%s must be a whole number from 0 to %zu", name, most);
         return false;
     }
     *to = (size_t)n;
     return true;
 }
 
-static void fork_one(paged__conn *conn, const conversation *c, const json_t *body) {
-    size_t n = json_array_size(c->messages);
-    if (!take_count(conn, body, "messages", n, &n)) return;
+static void fork_one(paged__server *s, visit *v) {
+    const json_t *from = json_object_get(v->note, "messages");
+    size_t n = json_array_size(from);
+    if (!take_count(s, v, "messages", n, &n)) return;
     json_t *messages = json_array();
-    for (size_t i = 0; i < n; i++) json_array_append(messages, json_array_get(c->messages, i));
-    create(conn, messages);
+    for (size_t i = 0; i < n; i++) json_array_append(messages, json_array_get(from, i));
+    json_t *salt = json_incref(json_object_get(v->note, "cache_salt"));
+    const bool ok = make_note(v, messages, salt);
+    json_decref(salt);
+    if (ok)
+        save(s, v, tell_saved);
+    else
+        refuse(s, v, 503, NULL, NULL, "no memory for a conversation");
 }
 
 static bool is_role(const json_t *message, const char *role) {
@@ -226,71 +428,150 @@ static bool is_role(const json_t *message, const char *role) {
     return own && strcmp(own, role) == 0;
 }
 
-static void drop_turns(paged__conn *conn, conversation *c, const json_t *body) {
+static void drop_turns(paged__server *s, visit *v) {
+    json_t *messages = json_object_get(v->note, "messages");
     size_t n_turns = 1, first = 0;
-    if (!take_count(conn, body, "turns", json_array_size(c->messages), &n_turns)) return;
-    while (is_role(json_array_get(c->messages, first), "system")) first++;
+    if (!take_count(s, v, "turns", json_array_size(messages), &n_turns)) return;
+    while (is_role(json_array_get(messages, first), "system")) first++;
     for (size_t i = 0; i < n_turns; i++) {
-        if (first == json_array_size(c->messages)) break;
-        do json_array_remove(c->messages, first);
-        while (first < json_array_size(c->messages) && !is_role(json_array_get(c->messages, first), "user"));
+        if (first == json_array_size(messages)) break;
+        do json_array_remove(messages, first);
+        while (first < json_array_size(messages) && !is_role(json_array_get(messages, first), "user"));
     }
-    c->n_bytes = size_of(c->messages);
-    paged__reply_json(conn, 200, describe(c, true));
+    save(s, v, tell_saved);
 }
 
-/* Takes body, which is an object. */
-static void change(paged__conn *conn, conversation *c, const char *action, json_t *body) {
-    if (strcmp(action, "turns") == 0) {
-        add_turn(conn, c, body);
+/* The conversation has been read, for a request that has to do with it. */
+static void on_loaded(paged__server *s, visit *v) {
+    if (v->status) {
+        refuse_by(s, v);
+    } else if (!v->conn) {
+        free_visit(s, v);
+    } else if (!v->changes) {
+        reply(s, v, describe(v->note, true));
+    } else if (strcmp(v->action, "turns") == 0) {
+        add_turn(s, v);
+    } else if (strcmp(v->action, "fork") == 0) {
+        fork_one(s, v);
+    } else if (strcmp(v->action, "drop") == 0) {
+        drop_turns(s, v);
+    } else if (take_fields(s, v)) { /* PATCH */
+        save(s, v, tell_saved);
+    }
+}
+
+static void on_erased(paged__server *s, visit *v) {
+    if (v->status)
+        refuse_by(s, v);
+    else
+        reply(s, v,
+              json_pack("{s:s, s:s, s:b}", "id", v->id, "object", "conversation.deleted", "deleted", 1));
+}
+
+static void on_listed(paged__server *s, visit *v) {
+    if (v->status)
+        refuse_by(s, v);
+    else
+        reply(s, v, json_incref(v->note));
+}
+
+static void create(paged__server *s, visit *v) {
+    json_t *messages = json_object_get(v->body, "messages"), *salt = json_object_get(v->body, "cache_salt");
+    if (messages && !json_is_null(messages) && !are_messages(messages)) {
+        refuse(s, v, 400, "messages", NULL, "messages must be a list of objects with role and content");
         return;
     }
-    if (strcmp(action, "fork") == 0)
-        fork_one(conn, c, body);
-    else
-        drop_turns(conn, c, body);
-    json_decref(body);
+    if (salt && !json_is_null(salt) &&
+        (!json_is_string(salt) || strlen(json_string_value(salt)) != json_string_length(salt))) {
+        refuse(s, v, 400, "cache_salt", NULL, "cache_salt must be a string without NUL");
+        return;
+    }
+    messages = messages && !json_is_null(messages) ? json_copy(messages) : json_array();
+    salt = salt ? json_incref(salt) : json_null();
+    const bool ok = make_note(v, messages, salt);
+    json_decref(salt);
+    if (!ok)
+        refuse(s, v, 503, NULL, NULL, "no memory for a conversation");
+    else if (take_fields(s, v))
+        save(s, v, tell_saved);
+}
+
+static void list_all(paged__server *s, visit *v) {
+    char limit[16] = "";
+    v->limit = LIST_DEFAULT;
+    if (paged__http_query(&v->conn->http, "limit", limit, sizeof limit)) {
+        char *end;
+        const long n = strtol(limit, &end, 10);
+        if (end == limit || *end || n < 1 || n > LIST_MAX) {
+            refuse(s, v, 400, "limit", NULL, "limit must be a whole number from 1 to %d", LIST_MAX);
+            return;
+        }
+        v->limit = (int32_t)n;
+    }
+    paged__http_query(&v->conn->http, "after", v->after, sizeof v->after);
+    ask(s, v, work_list, on_listed);
+}
+
+/* ---- the route ---- */
+
+static bool is_busy(const paged__server *s, const char *id) {
+    for (const visit *v = s->visits; v; v = v->next)
+        if (strcmp(v->id, id) == 0) return true;
+    return false;
+}
+
+/* What methods a path takes; NULL: there is no such path. */
+static const char *methods_of(const char *id, const char *action) {
+    if (!id[0]) return "GET POST";
+    /* A name that is none of ours is nobody's; what is not in it cannot be in the name of a note. */
+    if (strncmp(id, "conv-", 5) != 0 || strspn(id + 5, "0123456789abcdef") != strlen(id + 5) ||
+        strlen(id) >= ID_BYTES)
+        return NULL;
+    if (!action[0]) return "GET PATCH DELETE";
+    return strcmp(action, "turns") == 0 || strcmp(action, "fork") == 0 || strcmp(action, "drop") == 0 ? "POST"
+                                                                                                      : NULL;
 }
 
 void paged__conversation_route(paged__conn *conn, const char *id, const char *action) {
-    const char *method = conn->http.method;
+    paged__server *s = conn->server;
+    const char *method = conn->http.method, *methods = methods_of(id, action);
     const bool reads = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
-    conversation *c = id[0] ? find(conn->server, id) : NULL;
-    const bool known =
-        strcmp(action, "turns") == 0 || strcmp(action, "fork") == 0 || strcmp(action, "drop") == 0;
-    if (id[0] && (!c || (action[0] && !known))) {
+    if (!methods) {
         paged__reply_error(conn, 404, NULL, "not_found", "there is no %.100s here", conn->http.path);
         return;
     }
-    const char *methods = !id[0] ? "GET POST" : action[0] ? "POST" : "GET DELETE";
     if ((reads && action[0]) || (!reads && !strstr(methods, method))) {
         conn->allow = methods;
         paged__reply_error(conn, 405, NULL, "method_not_allowed", "%.100s takes %s", conn->http.path,
                            methods);
         return;
     }
-    if (reads) {
-        if (c)
-            paged__reply_json(conn, 200, describe(c, true));
-        else
-            list_all(conn);
-        return;
-    }
-    if (c && c->is_busy) {
+    const bool erases = strcmp(method, "DELETE") == 0;
+    if (!reads && id[0] && is_busy(s, id)) {
         paged__reply_error(conn, 409, NULL, "busy", "a turn of this conversation is under way");
         return;
     }
-    if (strcmp(method, "DELETE") == 0) {
-        delete_one(conn, c);
+    json_t *body = reads || erases ? NULL : paged__body_json(conn);
+    if (!body && !reads && !erases) return;
+    visit *v = paged__calloc(1, sizeof *v);
+    if (!v) {
+        json_decref(body);
+        paged__reply_error(conn, 503, NULL, NULL, "no memory for a request");
         return;
     }
-    json_t *body = paged__body_json(conn);
-    if (!body) return;
-    if (c) {
-        change(conn, c, action, body);
-        return;
+    *v = (visit){.conn = conn, .body = body, .changes = !reads};
+    strcpy(v->id, id);
+    snprintf(v->action, sizeof v->action, "%s", action);
+    if (v->changes && id[0]) {
+        v->next = s->visits;
+        s->visits = v;
     }
-    json_t *messages = take_messages(conn, body);
-    json_decref(body);
-    if (messages) create(conn, messages);
+    if (!id[0] && reads)
+        list_all(s, v);
+    else if (!id[0])
+        create(s, v);
+    else if (erases)
+        ask(s, v, work_erase, on_erased);
+    else
+        ask(s, v, work_load, on_loaded);
 }

@@ -1,5 +1,6 @@
-/* server/conversation.h: /v1/conversations: messages that the server keeps, so that a client sends only
- * the new one. In memory: they end with the process. */
+/* server/conversation.h: /v1/conversations: messages that the server keeps, so that a client sends only the
+ * new one. They are notes (paged/store.h): in a file or on Redis, where several servers find them, or in the
+ * memory of this process, with which they end. */
 #ifndef PAGED_SERVER_CONVERSATION_H
 #define PAGED_SERVER_CONVERSATION_H
 
@@ -7,6 +8,5 @@
 
 /* id: of the path, "" for the collection; action: what follows it, "" for nothing. */
 void paged__conversation_route(paged__conn *conn, const char *id, const char *action);
-void paged__conversations_free(paged__server *server);
 
 #endif

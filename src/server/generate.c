@@ -15,7 +15,7 @@
 #include "server/metrics.h"
 #include "server/route.h"
 
-typedef struct generation generation;
+typedef paged__generation generation;
 
 typedef struct paged__running {
     struct paged__running *next; /* in its bucket */
@@ -216,11 +216,8 @@ static json_t *usage_event(const generation *g) {
                      "system_fingerprint", "paged-" PAGED_VERSION_STRING, "choices", "usage", usage);
 }
 
-static void end_well(generation *g) {
+static void tell_end(generation *g) {
     paged__conn *conn = g->conn;
-    const paged__buffer *text = &g->answers[0].answer.text;
-    count_tokens(g);
-    if (g->ending.done) g->ending.done(conn->server, g->ending.user, text->data ? text->data : "", text->len);
     g->ending = (paged__ending){0};
     if (g->request.stream) {
         if (g->request.include_usage) send_value(g, usage_event(g));
@@ -248,6 +245,16 @@ static void end_well(generation *g) {
     paged__reply_json(conn, 200, body);
 }
 
+static void end_well(generation *g) {
+    const paged__buffer *text = &g->answers[0].answer.text;
+    const paged__ending ending = g->ending;
+    count_tokens(g);
+    /* Who holds it back may have ended it already. */
+    if (ending.done && ending.done(g->conn->server, ending.user, text->data ? text->data : "", text->len, g))
+        return;
+    tell_end(g);
+}
+
 static void end_badly(generation *g, int status, const char *code, const char *message) {
     paged__conn *conn = g->conn;
     const bool stream = g->request.stream;
@@ -259,6 +266,14 @@ static void end_badly(generation *g, int status, const char *code, const char *m
         paged__stream_end(conn);
     else
         paged__reply_error(conn, status, NULL, code, "%s", message);
+}
+
+void paged__generation_end(generation *g, const paged_error *err) {
+    g->ending = (paged__ending){0};
+    if (err)
+        end_badly(g, 503, "not_kept", err->message);
+    else
+        tell_end(g);
 }
 
 /* What happened to an answer that ended neither by stop nor by length; it ends the whole request. */

@@ -6,15 +6,23 @@
 
 #include "server/server.h"
 
-/* For who wants to know how it ended: one of the two is called, once, before the client is told the end. */
+typedef struct generation paged__generation;
+
+/* For who wants to know how it ended: done or gone is called, once, before the client is told the end. */
 typedef struct paged__ending {
-    void (*done)(paged__server *server, void *user, const char *text, size_t len); /* of the first answer */
-    void (*gone)(paged__server *server, void *user);                               /* refused, failed, left */
+    /* With the text of the first answer. True: the client is told later, by paged__generation_end; if it goes
+     * before that, gone is called too, and the generation is no more. */
+    bool (*done)(paged__server *server, void *user, const char *text, size_t len,
+                 paged__generation *generation);
+    void (*gone)(paged__server *server, void *user); /* refused, failed, left */
     void *user;
 } paged__ending;
 
 /* Answers conn with a generation of the body, which is taken. ending: copied; NULL: nobody wants to know. */
 void paged__generate(paged__conn *conn, json_t *body, bool is_chat, const paged__ending *ending);
+
+/* Tells the client the end that done() held back; err: that it is a bad one, NULL for a good one. */
+void paged__generation_end(paged__generation *generation, const paged_error *err);
 
 /* The engine has news. */
 void paged__generate_news(paged__server *server);

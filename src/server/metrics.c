@@ -243,7 +243,6 @@ static void put_process(page *p, const paged__server *s) {
          (double)cpu.tv_sec + (double)cpu.tv_nsec * 1e-9},
         {"process_start_time_seconds", "gauge", "Start, in seconds since 1970.", (double)s->started},
         {"paged_http_connections", "gauge", "Open connections.", s->n_conns},
-        {"paged_conversations", "gauge", "Conversations kept.", s->n_conversations},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         head(p, rows[i].name, rows[i].type, rows[i].help);

@@ -117,7 +117,7 @@ static const route routes[] = {
     {"POST", "/apply-template", apply_template, false, false},
     {"GET", "/slots", slots, false, false},
     {"GET POST", "/v1/conversations", conversation, false, false},
-    {"GET POST DELETE", "/v1/conversations/", conversation, false, false},
+    {"GET POST PATCH DELETE", "/v1/conversations/", conversation, false, false},
     {"GET", "/paged/blocks", paged__blocks_route, false, false},
     {"GET", "/paged/blocks/", paged__blocks_route, false, false},
     {"GET", "/paged/events", events, false, false},
@@ -179,8 +179,8 @@ static void preflight(paged__conn *c) {
     char headers[1024];
     if (!wanted || strlen(wanted) > 600) wanted = "authorization, content-type, x-request-id";
     snprintf(headers, sizeof headers,
-             "Allow: GET, HEAD, POST, DELETE, OPTIONS\r\n"
-             "Access-Control-Allow-Methods: GET, HEAD, POST, DELETE, OPTIONS\r\n"
+             "Allow: GET, HEAD, POST, PATCH, DELETE, OPTIONS\r\n"
+             "Access-Control-Allow-Methods: GET, HEAD, POST, PATCH, DELETE, OPTIONS\r\n"
              "Access-Control-Allow-Headers: %s\r\nAccess-Control-Max-Age: 86400\r\n",
              wanted);
     paged__reply(c, 204, NULL, headers, NULL, 0);

@@ -14,11 +14,17 @@
 
 #include "base/base.h"
 #include "server/blocks.h"
-#include "server/conversation.h"
 #include "server/generate.h"
+#include "server/keeper.h"
 #include "server/metrics.h"
 
-enum { BACKLOG = 1024, LISTEN_AGAIN_MS = 100 };
+enum {
+    BACKLOG = 1024,
+    LISTEN_AGAIN_MS = 100,
+    /* conversations in memory */
+    CONVERSATIONS_MAX = 10000,
+    CONVERSATION_BYTES_MAX = 256 << 20
+};
 
 /* ---- connections ---- */
 
@@ -210,6 +216,31 @@ void paged__server_log(paged__server *s, const paged__conn *c) {
     free(text);
 }
 
+/* ---- conversations ---- */
+
+static void on_keeper(evutil_socket_t fd, short what, void *user) {
+    paged__server *s = user;
+    (void)fd, (void)what;
+    paged__keeper_news(s->keeper, s);
+}
+
+static paged_status start_keeper(paged__server *s, const paged_notes *given, paged_error *err) {
+    paged_notes notes = {0};
+    paged_status status = PAGED_OK;
+    if (given)
+        notes = *given;
+    else
+        status = paged__memory_notes(CONVERSATIONS_MAX, CONVERSATION_BYTES_MAX, &notes, err);
+    if (status == PAGED_OK) status = paged__keeper_create(&notes, &s->keeper, err);
+    if (status != PAGED_OK) {
+        if (notes.close) notes.close(notes.self);
+        return status;
+    }
+    s->keeper_event = event_new(s->base, paged__keeper_fd(s->keeper), EV_READ | EV_PERSIST, on_keeper, s);
+    if (s->keeper_event && event_add(s->keeper_event, NULL) == 0) return PAGED_OK;
+    return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a server");
+}
+
 /* ---- create, run, free ---- */
 
 static bool listen_on(paged__server *s, const struct addrinfo *a) {
@@ -246,15 +277,26 @@ static paged_status start_listening(paged__server *s, paged_error *err) {
 
 paged_status paged__server_create(const paged__server_config *config, paged__server **out, paged_error *err) {
     paged__server *s = paged__calloc(1, sizeof *s);
-    if (!s) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a server");
+    if (!s) {
+        if (config->notes) config->notes->close(config->notes->self);
+        return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a server");
+    }
     s->config = *config;
+    s->config.notes = NULL;
     s->started = (int64_t)time(NULL);
     s->opened_fds[0] = s->opened_fds[1] = -1;
     if (getrandom(&s->boot, sizeof s->boot, 0) != sizeof s->boot) s->boot = paged__now_ns();
     s->base = event_base_new();
     s->metrics = paged__metrics_create();
     paged_status status = PAGED_ERR_NO_MEMORY;
-    if (!s->base || !s->metrics || pipe2(s->opened_fds, O_CLOEXEC) != 0) goto fail;
+    if (!s->base) {
+        if (config->notes) config->notes->close(config->notes->self);
+        goto fail;
+    }
+    status = start_keeper(s, config->notes, err);
+    if (status != PAGED_OK) goto fail;
+    status = PAGED_ERR_NO_MEMORY;
+    if (!s->metrics || pipe2(s->opened_fds, O_CLOEXEC) != 0) goto fail;
     s->listen_again = evtimer_new(s->base, on_listen_again, s);
     s->drain_timer = evtimer_new(s->base, on_drained, s);
     s->opened_event = event_new(s->base, s->opened_fds[0], EV_READ, on_opened, s);
@@ -283,11 +325,11 @@ void paged__server_free(paged__server *s) {
     if (!s) return;
     s->draining = true;
     while (s->conns) paged__conn_free(s->conns);
-    paged__conversations_free(s);
+    paged__keeper_free(s->keeper, s);
     paged__map_free(s);
     if (s->listener) evconnlistener_free(s->listener);
-    struct event *events[] = {s->listen_again, s->drain_timer, s->service_event,
-                              s->opened_event, s->signals[0],  s->signals[1]};
+    struct event *events[] = {s->listen_again, s->drain_timer, s->service_event, s->opened_event,
+                              s->keeper_event, s->signals[0],  s->signals[1]};
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         if (events[i]) event_free(events[i]);
     for (int32_t i = 0; i < 2; i++)

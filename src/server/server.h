@@ -7,6 +7,7 @@
  *   route.c     who answers what, keys, CORS      conversation.c  /v1/conversations
  *   server.c    listening, signals, draining      facts.c         models, tokens, health
  *   metrics.c   counters and histograms           blocks.c        /paged/blocks, /paged/events, /slots
+ *   keeper.c    the thread that may block         memory_notes.c  conversations of a server without a store
  *
  * Everything here belongs to the thread of paged__server_run, but paged__server_open.
  */
@@ -16,6 +17,7 @@
 #include <stdio.h>
 
 #include "paged/service.h"
+#include "paged/store.h"
 #include "server/conn.h"
 #include "server/openai.h"
 
@@ -28,7 +30,9 @@ typedef struct paged__server_config {
     int32_t max_connections;
     int32_t head_timeout_ms, body_timeout_ms, idle_timeout_ms, write_timeout_ms;
     int32_t drain_timeout_ms, stall_ms;
-    FILE *access_log;                           /* NULL: none */
+    FILE *access_log;          /* NULL: none */
+    const paged_notes *notes;  /* where conversations are kept, the server's from then on; NULL: in memory */
+    int32_t conversation_days; /* that one lives after its last change; 0: for ever */
     void (*on_ready)(void *user, int32_t port); /* in the loop, when the model is there */
     void *user;
 } paged__server_config;
@@ -64,12 +68,14 @@ struct paged__server {
     int64_t n_news_tokens; /* of the news at hand */
     uint64_t news_ns;      /* when the engine last told something, or was given something to do */
     paged__metrics *metrics;
-    struct paged__map *map;                    /* of blocks; NULL: nobody has asked; see blocks.c */
-    struct paged__conversation *conversations; /* newest first; see conversation.c */
-    int32_t n_conversations;
+    struct paged__map *map;       /* of blocks; NULL: nobody has asked; see blocks.c */
+    struct paged__keeper *keeper; /* of conversations; see keeper.h */
+    struct event *keeper_event;
+    struct paged__visit *visits; /* that change a conversation; see conversation.c */
 };
 
-/* Listens. Answers 503 until paged__server_open. Errors: INVALID_ARG (host), IO (port taken …), NO_MEMORY. */
+/* Listens. Answers 503 until paged__server_open. Errors: INVALID_ARG (host), IO (port taken …), NO_MEMORY;
+ * notes are closed then. */
 paged_status paged__server_create(const paged__server_config *config, paged__server **out, paged_error *err);
 
 /* Until a SIGTERM or SIGINT has been obeyed; a second one ends at once. False: paged__server_open told of a

@@ -13,6 +13,7 @@ BUILD = pathlib.Path(os.environ.get("PAGED_BUILD", ROOT / "build" / "release"))
 CONSUMER = ROOT / "tests" / "api" / "consumer"
 # Which public headers which library has.
 CORE, ENGINE = ("base", "kv", "mem", "ops", "plan"), ("model", "engine", "service", "conversation")
+STORE = ("file_store", "redis_store")
 VERSION = re.search(r'VERSION_STRING "([0-9.]+)"', (ROOT / "include/paged/version.h").read_text())[1]
 
 
@@ -109,7 +110,9 @@ def test_every_declared_function_is_exported(prefix):
     core = exported(next(prefix.rglob("libpaged.so")))
     engine = exported(next(prefix.rglob("libpaged-engine.so")))
     assert declared(*CORE) - set(core) == set()
+    store = exported(next(prefix.rglob("libpaged-store.so")))
     assert declared(*ENGINE) - set(engine) == set()
+    assert declared(*STORE) == set(store)
     public = {name for name in core if not name.startswith("paged__")}
     assert public - declared(*CORE) == set()
     assert set(engine) - declared(*ENGINE) == set()
@@ -117,7 +120,7 @@ def test_every_declared_function_is_exported(prefix):
 
 def test_soname_follows_the_version(prefix):
     minor = VERSION.rpartition(".")[0]
-    for name in ("libpaged", "libpaged-engine"):
+    for name in ("libpaged", "libpaged-engine", "libpaged-store"):
         dynamic = run("readelf", "-d", next(prefix.rglob(f"{name}.so")))
         assert f"soname: [{name}.so.{minor}]" in dynamic
 

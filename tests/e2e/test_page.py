@@ -176,6 +176,53 @@ def test_edit_regenerate_and_fork(page):
     assert len(page.all(".message")) == 2
 
 
+def test_kept_conversations(page, browser, url):
+    """The server keeps one: it is listed, renamed, pinned, found by a browser that knows nothing of it, and deleted."""
+    def listed():
+        return get(url, "/v1/conversations")["data"]
+
+    page.set("max_tokens", 12)
+    page.ask("Name a colour.")
+    page.answered(2)
+    page.one("#keep").click()
+    page.until(lambda: page.one("#keep").get_attribute("aria-pressed") == "true")
+    page.ask("Another one.")
+    page.answered(4)
+    path = "/v1/conversations/" + listed()[0]["id"]
+    assert [m["content"] for m in get(url, path)["messages"]] == [m["content"] for m in page.texts()]
+    page.press("Regenerate message 4")
+    page.answered(4)
+    page.until(lambda: len(listed()) == 1 and listed()[0]["n_messages"] == 4)
+    path = "/v1/conversations/" + listed()[0]["id"]
+    said = [m["content"] for m in get(url, path)["messages"]]
+    assert said == [m["content"] for m in page.texts()]
+    page.one("#kept-open").click()
+    page.until(lambda: len(page.all("#kept-list li")) == 1)
+    page.press("Rename Chat 1")
+    page.one("#kept-list input").send_keys(Keys.CONTROL, "a")
+    page.one("#kept-list input").send_keys("Colours", Keys.ENTER)
+    page.until(lambda: listed()[0]["title"] == "Colours" and page.all("button[aria-label='Pin Colours']"))
+    page.press("Pin Colours")
+    page.until(lambda: listed()[0]["pinned"] and page.one("button[aria-label='Pin Colours']").get_attribute("aria-pressed") == "true")
+    page.picture("kept")
+
+    other = Page(browser, url)
+    assert not other.all(".message")
+    other.one("#kept-open").click()
+    other.until(lambda: other.all("button[aria-label='Open Colours']"))
+    other.press("Open Colours")
+    other.until(lambda: len(other.all(".message")) == 4)
+    assert [m["content"] for m in other.texts()] == said
+    other.set("max_tokens", 12)
+    other.ask("And a third.")
+    figures = other.answered(6).find_element(By.CSS_SELECTOR, ".figures").text
+    read, cached = map(int, re.search(r"(\d+) tokens read \((\d+) from the cache\)", figures).groups())
+    assert get(url, path)["n_messages"] == 6 and cached >= read / 2
+    other.press("Delete Colours")
+    other.until(lambda: not listed() and other.one("#keep").get_attribute("aria-pressed") == "false")
+    assert len(other.all(".message")) == 6  # here it goes on
+
+
 def same_number(page):
     """The page's cells and those of /paged/blocks at the same event number."""
     return page.module("""
@@ -257,6 +304,11 @@ def test_keys_and_readers(page):
     axe = pytest.importorskip("axe_core_python")
     script = pathlib.Path(axe.__file__).parent / "axe.min.js"
     page.one("#settings-open").click()
+    page.ask("Name a fruit.")
+    page.answered(2)
+    page.one("#keep").click()
+    page.one("#kept-open").click()
+    page.until(lambda: page.all("#kept-list li"))
     for theme in ("light", "dark"):
         page.one("#theme").click()
         assert page.browser.execute_script("return document.documentElement.dataset.theme") == theme
@@ -264,6 +316,8 @@ def test_keys_and_readers(page):
         result = page.browser.execute_async_script("const done = arguments[0]; axe.run().then(done)")
         assert [(v["id"], [n["html"] for n in v["nodes"]]) for v in result["violations"]] == []
         page.picture(theme)
+    page.one("#keep").click()
+    page.until(lambda: not page.all("#kept-list li"))
     page.one("#map").send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ENTER)
     page.until(lambda: page.one("#block").text.startswith("Block 1:"))
 

@@ -480,7 +480,8 @@ def test_sigterm_drains(model):
             pass
         rest = file.read()
         assert rest.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-    assert server.stop() == 0
+    assert server.process.wait(timeout=60) == 0  # a second signal would end it at once
+    server.stop()
     server = Server(model, "--ctx", 256)
     with server.connect() as running:
         running.sendall(raw_request("/v1/completions", dict(TEXT, stream=True, max_tokens=250, ignore_eos=True, n=8)))

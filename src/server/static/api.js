@@ -27,6 +27,8 @@ async function call(path, options = {}) {
 
 export const getJson = async path => (await call(path)).json();
 export const getText = async path => (await call(path)).text();
+export const deleteJson = async path => (await call(path, {method: "DELETE"})).json();
+export const patchJson = async (path, value) => (await call(path, {method: "PATCH", body: JSON.stringify(value)})).json();
 export const postJson = async (path, value) => (await call(path, {method: "POST", body: JSON.stringify(value)})).json();
 
 /** Events of a text/event-stream answer as {event, data}. Ends with the stream, or when the signal aborts it. */

@@ -1,7 +1,9 @@
-// chat.js: conversations. A conversation is a list of messages; the server keeps none of it, and what it has cached it finds by
-// itself. Editing, regenerating and forking are changes of the list; a fork is a copy up to a message.
+// chat.js: conversations. A conversation is a list of messages in the browser, and what the server has cached of it, it finds by
+// itself. Editing, regenerating and forking are changes of the list; a fork is a copy up to a message. One that has an id is kept
+// by the server too (kept.js): its turns are said there, and what cuts it short goes on in a copy there.
 
-import {events, postJson} from "./api.js";
+import {deleteJson, events, postJson} from "./api.js";
+import * as kept from "./kept.js";
 import {markdown} from "./markdown.js";
 import * as map from "./map.js";
 
@@ -13,22 +15,22 @@ export const setModel = name => { model = name; };
 
 // ---- the list ----
 
-function open(messages = [], name = `Chat ${conversations.length + 1}`) {
-  current = {name, messages, request: 0, table: []};
+function open(messages = [], name = `Chat ${conversations.length + 1}`, id = null) {
+  current = {name, messages, id, request: 0, table: []};
   conversations.push(current);
   showAll();
 }
 
 function save() {
   try {
-    localStorage.setItem("paged-chats", JSON.stringify(conversations.map(({name, messages}) => ({name, messages}))));
+    localStorage.setItem("paged-chats", JSON.stringify(conversations.map(({name, messages, id}) => ({name, messages, id}))));
   } catch { /* full or forbidden: they live as long as the page */ }
 }
 
 function restore() {
   try {
-    for (const {name, messages} of JSON.parse(localStorage.getItem("paged-chats") ?? "[]"))
-      conversations.push({name, messages, request: 0, table: []});
+    for (const {name, messages, id} of JSON.parse(localStorage.getItem("paged-chats") ?? "[]"))
+      conversations.push({name, messages, id: id ?? null, request: 0, table: []});
   } catch { /* not ours */ }
   current = conversations.at(-1);
   if (current) showAll();
@@ -92,6 +94,7 @@ function messageNode(m, i) {
 
 function showAll() {
   showTabs();
+  $("keep").ariaPressed = String(Boolean(current.id));
   box.replaceChildren(...current.messages.map(messageNode));
   box.scrollTop = box.scrollHeight;
   if ($("tokens").ariaPressed === "true") showTokens();
@@ -101,19 +104,76 @@ function showAll() {
 
 const stopped = () => !running;
 
+/** What comes after the first i messages goes. The server cannot shorten a conversation at its end: what is left begins another
+ * one there, which a turn waits for. */
+function cut(i) {
+  current.messages.length = i;
+  showAll();
+  current.ready = current.id ? replace(current) : null;
+  return current.ready;
+}
+
+async function replace(chat) {
+  const old = chat.id;
+  try {
+    chat.id = (await postJson("/v1/conversations", {messages: asked(), title: chat.name.slice(0, 60)})).id;
+    await deleteJson(kept.path(old));
+  } catch (error) {
+    $("said").textContent = error.message;
+  }
+  save();
+  kept.refresh();
+}
+
 function edit(i) {
   if (!stopped()) return;
   $("question").value = current.messages[i].content;
-  current.messages.length = i;
-  showAll();
+  cut(i);
   $("question").focus();
 }
 
-function regenerate(i) {
+async function regenerate(i) {
   if (!stopped()) return;
-  current.messages.length = i;
+  const said = current.messages[i - 1];
+  await cut(i - 1);
+  current.messages.push(said);
   showAll();
   answer();
+}
+
+/** Has the server keep the current one, or not any more. */
+async function keep() {
+  if (!stopped()) return;
+  const chat = current;
+  try {
+    if (chat.id) await deleteJson(kept.path(chat.id));
+    chat.id = chat.id ? null : (await postJson("/v1/conversations", {messages: asked(), title: chat.name.slice(0, 60)})).id;
+  } catch (error) {
+    $("said").textContent = error.message;
+  }
+  save();
+  showAll();
+  kept.refresh();
+}
+
+/** Shows one that the server keeps. Its system message is a part of it, and is not among the settings. */
+function showKept({id, title, messages}) {
+  if (!stopped()) return;
+  const here = conversations.find(c => c.id === id);
+  const said = messages.map(({role, content}) => ({role, content: typeof content === "string" ? content : content.map(p => p.text ?? "").join("")}));
+  if (here) {
+    current = Object.assign(here, {messages: said});
+    showAll();
+  } else {
+    open(said, title ?? `Chat ${conversations.length + 1}`, id);
+  }
+  save();
+}
+
+function forget(id) {
+  for (const c of conversations) if (c.id === id) c.id = null;
+  save();
+  showAll();
 }
 
 function fork(i) {
@@ -136,8 +196,15 @@ function settings() {
 
 function asked() {
   const system = form.elements.system.value.trim();
-  const said = current.messages.map(({role, content}) => ({role, content}));
-  return system ? [{role: "system", content: system}, ...said] : said;
+  const said = current.messages.filter(m => !m.error).map(({role, content}) => ({role, content}));
+  return system && said[0]?.role !== "system" ? [{role: "system", content: system}, ...said] : said;
+}
+
+/** Where the current one is answered, and with what: a kept one is told only what is new. */
+function question(messages) {
+  const more = {stream: true, stream_options: {include_usage: true}, ...settings()};
+  return current.id ? [`${kept.path(current.id)}/turns`, {content: messages.at(-1).content, ...more}]
+    : ["/v1/chat/completions", {model, messages, ...more}];
 }
 
 async function answer() {
@@ -156,8 +223,9 @@ async function answer() {
     });
   };
   try {
-    const body = JSON.stringify({model, messages, stream: true, stream_options: {include_usage: true}, ...settings()});
-    for await (const {data} of events("/v1/chat/completions", {method: "POST", body, signal: running.signal})) {
+    await chat.ready;
+    const [path, value] = question(messages), body = JSON.stringify(value);
+    for await (const {data} of events(path, {method: "POST", body, signal: running.signal})) {
       if (data === "[DONE]") break;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);
@@ -182,6 +250,7 @@ async function answer() {
   fill(node, m);
   show();
   save();
+  kept.refresh();
   $("said").textContent = m.error ?? (m.finish === "you" ? "Stopped." : "The answer is complete.");
   if ($("tokens").ariaPressed === "true") showTokens();
 }
@@ -252,6 +321,8 @@ export function start() {
   });
   $("stop").addEventListener("click", () => running?.abort());
   $("new").addEventListener("click", () => stopped() && open());
+  $("keep").addEventListener("click", keep);
+  kept.start(showKept, forget);
   $("tokens").addEventListener("click", e => {
     if (running) return;
     const on = e.currentTarget.ariaPressed !== "true";

@@ -1,0 +1,172 @@
+/* store/file.h: the parts of the file store, from the bottom up: the index (SQLite), the slots of one data
+ * file, the store that joins them, the tools of `paged store`.
+ *
+ * What holds, whatever call fails and whenever the process ends:
+ *  - The index names a record only after the data file was synced with it. A batch is one transaction of the
+ *    index: data, fdatasync, COMMIT; if the sync fails, the batch is rolled back and never tried again.
+ *  - A slot is written again only after the COMMIT that took its record out of the index.
+ *  - A record is believed for its own checksums, key and shape, so nothing above is needed for right answers;
+ *    it is needed so that records are found again and files do not grow.
+ */
+#ifndef PAGED_STORE_FILE_H
+#define PAGED_STORE_FILE_H
+
+#include <pthread.h>
+#include <sqlite3.h>
+
+#include "base/system.h"
+#include "paged/file_store.h"
+#include "store/store.h"
+
+/* ---- file_index.c: what is where ---- */
+
+enum { PAGED__INDEX_VERSION = 1, PAGED__INDEX_STATEMENTS = 32 };
+
+typedef struct paged__index {
+    sqlite3 *db;
+    sqlite3_stmt *statements[PAGED__INDEX_STATEMENTS];
+    const char *path; /* of the owner, for messages */
+} paged__index;
+
+typedef struct paged__entry { /* a record as the index knows it */
+    paged_key key, parent;
+    int64_t slot, used_at; /* used_at: seconds since 1970 */
+    int32_t first, n_tokens;
+    uint32_t groups;
+} paged__entry;
+
+typedef struct paged__shape_row {
+    int64_t id, slot_bytes;
+    int64_t n_records, last_slot; /* last_slot: -1 without records */
+    int64_t last_used, last_used_at;
+    paged__shape shape;
+} paged__shape_row;
+
+/* Opens or begins an index. Errors: CORRUPT (damaged: to be set aside), FORMAT (of a newer version, or no
+ * index of ours), LIMIT (somebody else has it open), IO, NO_MEMORY. */
+paged_status paged__index_open(paged__index *index, const char *path, bool read_only, paged_error *err);
+void paged__index_close(paged__index *index);
+
+/* All between two commits is one transaction. A failed change may have rolled it back: is_open says. */
+bool paged__index_is_open(const paged__index *index);
+paged_status paged__index_commit(paged__index *index, paged_error *err);
+void paged__index_rollback(paged__index *index);
+
+/* Each shape, the one that was used last at the end. `rows` are the caller's to free by
+ * paged__shape_rows_free. */
+paged_status paged__index_shapes(paged__index *index, paged__shape_row **rows, int32_t *n_rows,
+                                 paged_error *err);
+void paged__shape_rows_free(paged__shape_row *rows, int32_t n_rows);
+paged_status paged__index_add_shape(paged__index *index, const paged__shape *shape, int64_t slot_bytes,
+                                    int64_t *id, paged_error *err);
+paged_status paged__index_drop_shape(paged__index *index, int64_t id, paged_error *err);
+
+/* NOT_FOUND without a word in err. */
+paged_status paged__index_get(paged__index *index, int64_t shape, const paged_key *key, paged__entry *out,
+                              paged_error *err);
+paged_status paged__index_tail(paged__index *index, int64_t shape, const paged_key *parent,
+                               const int32_t *tokens, int32_t n_tokens, paged__entry *out, int32_t *n_common,
+                               paged_error *err);
+/* tokens: of a sealed tail, to be found by them; NULL of a whole block. */
+paged_status paged__index_put(paged__index *index, int64_t shape, const paged__entry *entry, int64_t used,
+                              const int32_t *tokens, paged_error *err);
+paged_status paged__index_touch(paged__index *index, int64_t shape, const paged_key *key, int64_t used,
+                                int64_t used_at, paged_error *err);
+paged_status paged__index_erase(paged__index *index, int64_t shape, const paged_key *key, paged_error *err);
+
+/* Takes out up to n records, those not used for longest first, and says which slots they had. */
+paged_status paged__index_evict(paged__index *index, int64_t shape, int64_t *slots, int32_t n,
+                                int32_t *n_evicted, paged_error *err);
+paged_status paged__index_oldest_use(paged__index *index, int64_t shape, int64_t *used, paged_error *err);
+/* Takes out what was not used since `before` (seconds), and what lies at `slot` or behind it. */
+paged_status paged__index_expire(paged__index *index, int64_t before, int64_t *n_erased, paged_error *err);
+paged_status paged__index_cut(paged__index *index, int64_t shape, int64_t slot, int64_t *n_erased,
+                              paged_error *err);
+/* Records whose time of use is in the future were used now. */
+paged_status paged__index_set_back(paged__index *index, int64_t now, paged_error *err);
+paged_status paged__index_counts(paged__index *index, int64_t *n_records, int64_t *last_used,
+                                 paged_error *err);
+
+/* Each record of a shape in the order of slots, until fn says false. fn may not change the index. */
+paged_status paged__index_each(paged__index *index, int64_t shape,
+                               bool (*fn)(void *user, const paged__entry *entry), void *user,
+                               paged_error *err);
+paged_status paged__index_vacuum(paged__index *index, paged_error *err);
+
+paged_status paged__index_note_put(paged__index *index, const char *name, const void *data, size_t size_bytes,
+                                   int64_t now, int64_t until, paged_error *err);
+paged_status paged__index_note_get(paged__index *index, const char *name, int64_t now, void **data,
+                                   size_t *size_bytes, paged_error *err);
+paged_status paged__index_note_erase(paged__index *index, const char *name, paged_error *err);
+paged_status paged__index_note_expire(paged__index *index, int64_t now, paged_error *err);
+paged_status paged__index_note_each(paged__index *index, int64_t now,
+                                    bool (*fn)(void *user, const char *name, int64_t changed), void *user,
+                                    paged_error *err);
+
+/* ---- file_slots.c: the slots of one data file ---- */
+
+typedef enum paged__slot_state {
+    PAGED__SLOT_FREE,
+    PAGED__SLOT_USED,
+    PAGED__SLOT_NEW,  /* written, not in the index for good */
+    PAGED__SLOT_GOING /* out of the index, not for good */
+} paged__slot_state;
+
+typedef struct paged__slots {
+    int fd; /* -1: no file */
+    int64_t slot_bytes, n_slots, n_free;
+    uint8_t *states;        /* [n_states >= n_slots] paged__slot_state */
+    int64_t n_states, next; /* next: where to look for a free one */
+} paged__slots;
+
+enum { PAGED__SLOT_ALIGN = 4096 };
+
+void paged__slots_name(int64_t shape, char name[32]);
+/* The file of a shape: made if need be; one that is no regular file is an error. */
+paged_status paged__slots_open(paged__slots *slots, int dir, int64_t shape, int64_t slot_bytes,
+                               bool read_only, bool create, paged_error *err);
+void paged__slots_close(paged__slots *slots);
+/* All free, then told which are not. Errors: NO_MEMORY. */
+paged_status paged__slots_reset(paged__slots *slots, int64_t n_slots, paged_error *err);
+void paged__slots_mark(paged__slots *slots, int64_t slot, paged__slot_state state);
+int64_t paged__slots_find_free(paged__slots *slots);                   /* -1: none */
+paged_status paged__slots_grow(paged__slots *slots, paged_error *err); /* by one, at the end */
+void paged__slots_settle(paged__slots *slots); /* after a commit: what is new is used, what goes is free */
+
+/* ---- file_store.c: the store ---- */
+
+typedef struct paged__file_store {
+    pthread_mutex_t lock;       /* all but stats */
+    pthread_mutex_t stats_lock; /* stats; taken inside lock, never the other way */
+    int32_t n_users;            /* the store and its notes */
+    paged_file_store_config config;
+    char *dir, *index_path;
+    int dir_fd;
+    paged__index index;
+    int64_t used; /* the last turn of use: records are in the order of their turns, whatever the clock does */
+
+    paged__shape shape; /* of open() */
+    int64_t shape_id;   /* 0: it has no row, and so no record */
+    paged__slots slots;
+    uint8_t *front;      /* [front_bytes] */
+    int64_t other_bytes; /* of the data files of other shapes */
+
+    int32_t n_new, n_going, n_touched; /* in the open transaction */
+    int64_t touched_at;                /* of the oldest touch of it */
+    int64_t expired_at;                /* when old records were looked for */
+    bool file_is_new;                  /* the directory is to be synced with the next commit */
+    bool stale; /* a transaction was lost, and slots are to be read from the index again */
+    int32_t n_quarantined;
+    paged_store_stats stats;
+} paged__file_store;
+
+/* For the tools (tools.h), which go from one shape to the next. */
+paged_status paged__file_store_use(paged__file_store *s, const paged_store_shape *shape, paged_error *err);
+/* is_use: it counts as one, for the order in which records go. */
+paged_status paged__file_store_read(paged__file_store *s, paged_record *record, uint32_t wanted, bool is_use);
+paged_status paged__file_store_tidy(paged__file_store *s, paged_error *err);
+paged_status paged__file_store_commit(paged__file_store *s, paged_error *err);
+int64_t paged__file_store_bytes(paged__file_store *s, const paged__shape_row *row); /* of its data file */
+paged_status paged__file_store_drop(paged__file_store *s, int64_t shape, paged_error *err);
+
+#endif

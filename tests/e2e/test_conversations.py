@@ -1,0 +1,189 @@
+"""Goal: conversations are kept, in memory or on Redis, as they were: after a restart, after kill -9, for every server that shares them.
+Method: from outside; the oracle of an answer is a server that nothing has interrupted."""
+import json
+import time
+
+import pytest
+from redis_server import Redis
+from serving import Server
+
+GREEDY = {"temperature": 0, "seed": 1, "logprobs": True, "top_logprobs": 2}
+SYSTEM = {"role": "system", "content": "You are brief. " * 20}
+TURNS = ("Name a fruit.", "Name another one.", "And a third, with its colour.")
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    with Server(model, "--ctx", 1024) as s:
+        yield s
+
+
+@pytest.fixture
+def redis(tmp_path_factory):
+    with Redis(tmp_path_factory.mktemp("r")) as r:
+        yield r
+
+
+def say(server, path, content, **more):
+    return server.post(path + "/turns", {"content": content, "max_tokens": 12, **GREEDY, **more})
+
+
+def streamed(server, path, content):
+    """The text of a turn that is streamed."""
+    raw = server.post(path + "/turns", {"content": content, "max_tokens": 12, "stream": True, **GREEDY})
+    lines = [line.removeprefix("data: ") for line in raw.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return "".join(json.loads(line)["choices"][0]["delta"].get("content", "") for line in lines[:-1])
+
+
+def begin(server, **fields):
+    return "/v1/conversations/" + server.post("/v1/conversations", {"messages": [SYSTEM], **fields})["id"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(server):
+    """The answers to TURNS of one conversation that nothing has interrupted."""
+    path = begin(server)
+    answers = [say(server, path, t) for t in TURNS]
+    server.request("DELETE", path)
+    return answers
+
+
+def test_titles_pins_and_expiry(server):
+    path = begin(server, title="Fruit")
+    made = server.get(path)
+    assert (made["title"], made["pinned"], made["expires_at"], made["n_messages"]) == ("Fruit", False, None, 1)
+    soon = int(time.time()) + 1000
+    for fields in ({"title": "Früchte"}, {"pinned": True}, {"expires_at": soon}, {"title": None, "pinned": False, "expires_at": None}):
+        status, _, value = server.request("PATCH", path, fields)
+        assert status == 200 and {k: value[k] for k in fields} == fields
+        assert server.get(path) == value
+    for wrong in ({"title": 7}, {"title": "x" * 201}, {"pinned": "yes"}, {"expires_at": 5}, {"expires_at": "later"}, {"expires_at": 1 << 50}):
+        status, _, value = server.request("PATCH", path, wrong)
+        assert status == 400 and value["error"]["param"] == next(iter(wrong))
+    assert server.get(path)["title"] is None
+    say(server, path, "Ünd now something that is rather long, so that it does not fit into a title as a whole. Or does it?")
+    title = server.get(path)["title"]
+    assert title.startswith("Ünd now something") and 40 < len(title) <= 60  # it takes its name from what was said first
+    say(server, path, "Else.")
+    assert server.get(path)["title"] == title
+    server.request("PATCH", path, {"expires_at": int(time.time()) + 1})
+    deadline = time.monotonic() + 60
+    while server.request("GET", path)[0] == 200 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert server.request("GET", path)[0] == 404 and server.request("PATCH", path, {"pinned": True})[0] == 404
+
+
+def test_the_list_has_pages(server):
+    paths = [begin(server, title=f"Number {i}") for i in range(5)]
+    ids = [p.rsplit("/", 1)[1] for p in paths]
+    server.request("PATCH", paths[1], {"pinned": True})  # changed last, so listed first
+    newest = [ids[1], ids[4], ids[3], ids[2], ids[0]]
+    first = server.get("/v1/conversations?limit=2")
+    assert [c["id"] for c in first["data"]] == newest[:2] and first["has_more"] and "messages" not in first["data"][0]
+    rest = server.get(f"/v1/conversations?limit=3&after={newest[1]}")
+    assert [c["id"] for c in rest["data"]] == newest[2:]
+    for wrong in ("0", "-1", "x", "1001"):
+        assert server.request("GET", f"/v1/conversations?limit={wrong}")[0] == 400
+    for p in paths:
+        assert server.request("DELETE", p)[0] == 200
+    assert server.request("DELETE", paths[0])[0] == 404
+    assert server.get("/v1/conversations")["data"] == [] or all(c["id"] not in ids for c in server.get("/v1/conversations")["data"])
+    for name in ("conv-..%2f..", "conv-", "notes", "conv-" + "0" * 60, "conv-zz", "x"):
+        assert server.request("GET", "/v1/conversations/" + name)[0] == 404
+
+
+def test_a_salt_stays_with_its_conversation(server):
+    path = begin(server, cache_salt="mine")
+    assert "cache_salt" not in server.get(path)
+    say(server, path, TURNS[0])
+    again = say(server, path, TURNS[1])
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+    assert say(server, path, TURNS[2], cache_salt="mine")["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+    status, _, value = server.request("POST", path + "/turns", {"content": "x", "cache_salt": "yours"})
+    assert status == 400 and value["error"]["param"] == "cache_salt"
+    # The same words of somebody else are computed.
+    other = begin(server, cache_salt="theirs")
+    assert say(server, other, TURNS[0])["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    branch = server.post(path + "/fork", {})
+    assert server.request("POST", f"/v1/conversations/{branch['id']}/turns", {"content": "x", "cache_salt": "theirs"})[0] == 400
+
+
+def same(a, b):
+    """Text, log-probabilities and reason, to the last bit."""
+    return a["choices"] == b["choices"]
+
+
+@pytest.mark.parametrize("place", ["--redis", "--store"])
+def test_kept_over_kill_and_restart(model, request, tmp_path, uninterrupted, place):
+    args = ("--ctx", 1024, place, request.getfixturevalue("redis").address if place == "--redis" else tmp_path / "store")
+    with Server(model, *args) as first:
+        path = begin(first, title="Kept")
+        assert same(say(first, path, TURNS[0]), uninterrupted[0])
+        first.kill()  # right after the answer: what was told is kept
+    with Server(model, *args) as second:
+        listed = second.get("/v1/conversations")["data"]
+        assert [(c["id"], c["title"], c["n_messages"]) for c in listed] == [(path.rsplit("/", 1)[1], "Kept", 3)]
+        assert streamed(second, path, TURNS[1]) == uninterrupted[1]["choices"][0]["message"]["content"]
+        assert second.stop() == 0
+    with Server(model, *args) as third:
+        assert same(say(third, path, TURNS[2]), uninterrupted[2])
+        assert third.get(path)["n_messages"] == 7
+
+
+def test_servers_share(model, redis, uninterrupted):
+    with Server(model, "--ctx", 1024, "--redis", redis.address) as a, Server(model, "--ctx", 1024, "--redis", redis.address) as b:
+        path = begin(a)
+        for i, server in enumerate((a, b, a)):
+            assert same(say(server, path, TURNS[i]), uninterrupted[i])
+            assert [c["n_messages"] for c in b.get("/v1/conversations")["data"]] == [3 + 2 * i]
+        assert b.request("DELETE", path)[0] == 200 and a.request("GET", path)[0] == 404
+
+
+def test_what_is_damaged_or_out_of_reach(model, redis):
+    with Server(model, "--ctx", 1024, "--redis", redis.address) as server:
+        path = begin(server)
+        ident = path.rsplit("/", 1)[1]
+        say(server, path, TURNS[0])
+        name = f"paged:n:{ident}"
+        good = redis("GET", name)
+        note = json.loads(good)
+        wrong = [b"", b"\x00\xff", b"[]", b"{}", good[:-5], json.dumps(dict(note, id="conv-0")).encode(),
+                 json.dumps(dict(note, messages=[7])).encode(), json.dumps(dict(note, paged=2)).encode(),
+                 json.dumps(dict(note, cache_salt=7)).encode(), b"[" * 100000, b"x" * (17 << 20)]
+        for data in wrong:
+            redis("SET", name, data)
+            status, _, value = server.request("GET", path)
+            assert status in (404, 503) and "error" in value, data[:50]
+            assert server.request("POST", path + "/turns", {"content": "x"})[0] == status
+            assert all(c["id"] != ident for c in server.get("/v1/conversations")["data"])
+        redis("SET", name, good)
+        assert server.get(path)["n_messages"] == 3
+        redis.kill()
+        for method, where, body in (("GET", path, None), ("GET", "/v1/conversations", None), ("POST", path + "/turns", {"content": "x"}),
+                                    ("PATCH", path, {"pinned": True}), ("DELETE", path, None), ("POST", "/v1/conversations", {})):
+            status, headers, value = server.request(method, where, body)
+            assert status == 503 and headers["Retry-After"] and "Redis" in value["error"]["message"], (method, where, value)
+        # What needs no store goes on.
+        server.post("/v1/chat/completions", {"messages": [SYSTEM], "max_tokens": 2})
+        redis.start()
+        deadline = time.monotonic() + 60
+        while server.request("POST", "/v1/conversations", {})[0] == 503 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(server.get("/v1/conversations")["data"]) == 1
+
+
+def test_an_answer_that_cannot_be_kept_is_an_error(model, redis):
+    with Server(model, "--ctx", 1024, "--redis", redis.address) as server:
+        path = begin(server)
+        redis("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        redis("CONFIG", "SET", "maxmemory", "1")
+        status, _, value = server.request("POST", path + "/turns", {"content": "x", "max_tokens": 4})
+        assert status == 503 and value["error"]["type"] and "full" in value["error"]["message"]
+        assert server.request("POST", "/v1/conversations", {})[0] == 429
+        redis("CONFIG", "SET", "maxmemory", "0")
+        assert server.get(path)["n_messages"] == 1
+        say(server, path, "x")
+        assert server.get(path)["n_messages"] == 3
+        # No word of a conversation is in a name, and no password in a message.
+        assert all(b"fruit" not in n and b"brief" not in n for n in redis("KEYS", "*"))

@@ -1,0 +1,520 @@
+/* test_files.c: the file store keeps what it is given within its limits, and knows what is not its own.
+ *
+ * Method: records whose bits follow from a number are written and read across restarts; limits, time to live,
+ * other fingerprints, other versions, foreign files and notes are each tried with the result stated.
+ */
+#include <fcntl.h>
+#include <sqlite3.h>
+#include <sys/file.h>
+
+#include "base/system.h"
+#include "file_world.h"
+
+static paged_store store;
+static paged_notes notes;
+
+static void open_with(const paged_file_store_config *config) {
+    paged_error err = {0};
+    if (paged_file_store_create(config, &store, &notes, &err))
+        test_fail(__FILE__, __LINE__, "%s", err.message);
+    if (store.open(store.self, &world_shape, &err)) test_fail(__FILE__, __LINE__, "%s", err.message);
+}
+
+static void open_slots(int64_t n_slots) {
+    const paged_file_store_config config = world_config(world_dir, n_slots);
+    open_with(&config);
+}
+
+static void close_both(void) {
+    store.close(store.self);
+    notes.close(notes.self);
+}
+
+static void put(int64_t number) {
+    paged_error err = {0};
+    if (put_number(&store, number, &err))
+        test_fail(__FILE__, __LINE__, "%lld: %s", (long long)number, err.message);
+}
+
+static void path_of(char out[256], const char *name) {
+    snprintf(out, 256, "%s/%s", world_dir, name);
+}
+
+static bool exists(const char *name) {
+    char path[256];
+    struct stat info;
+    path_of(path, name);
+    return lstat(path, &info) == 0;
+}
+
+static void sql(const char *text) {
+    char path[256];
+    sqlite3 *db;
+    path_of(path, "index.sqlite");
+    CHECK_EQ(sqlite3_open(path, &db), SQLITE_OK);
+    CHECK_EQ(sqlite3_exec(db, text, NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
+}
+
+/* ---- records ---- */
+
+static void comes_back_after_a_restart(void) {
+    new_dir();
+    open_slots(0);
+    for (int i = 0; i < 100; i++) put(i);
+    CHECK_EQ(count_found(&store, 101), 100); /* before any commit of the last ones, too */
+    close_both();
+    CHECK(!exists("index.sqlite-wal") && !exists("index.sqlite-shm"));
+    open_slots(0);
+    CHECK_EQ(count_found(&store, 101), 100);
+    paged_key keys[101];
+    for (int i = 0; i < 101; i++) keys[i] = world_key(i);
+    CHECK_EQ(store.find(store.self, keys, 101), 100);
+    keys[40].bytes[0] ^= 1;
+    CHECK_EQ(store.find(store.self, keys, 101), 40);
+    const paged_store_stats stats = stats_of(&store);
+    CHECK_EQ(stats.n_records, 100);
+    CHECK_EQ(stats.bytes, 100 * WORLD_SLOT);
+    CHECK_EQ(stats.n_reads, 101);
+    CHECK_EQ(stats.n_hits, 100);
+    CHECK_EQ(stats.n_damaged, 0);
+    close_both();
+}
+
+static void twice_is_once(void) {
+    new_dir();
+    open_slots(0);
+    for (int i = 0; i < 50; i++) put(i % 10);
+    CHECK_EQ(stats_of(&store).n_records, 10);
+    CHECK_EQ(stats_of(&store).n_writes, 10);
+    close_both();
+    open_slots(0);
+    put(3);
+    CHECK_EQ(stats_of(&store).n_writes, 0);
+    close_both();
+}
+
+/* A record with fewer groups is replaced by one with more, and not the other way round. */
+static void more_groups_replace_fewer(void) {
+    static world_record r;
+    new_dir();
+    open_slots(0);
+    world_fill(&r, 1);
+    r.is.groups = 1;
+    CHECK_EQ(store.write(store.self, &r.is, NULL), PAGED_OK);
+    world_blank(&r, 1);
+    CHECK_EQ(store.read(store.self, &r.is, 3), PAGED_OK);
+    CHECK_EQ(r.is.groups, 1);
+    put(1);
+    CHECK_EQ(get_number(&store, 1), PAGED_OK);
+    world_fill(&r, 1);
+    r.is.groups = 1;
+    CHECK_EQ(store.write(store.self, &r.is, NULL), PAGED_OK);
+    CHECK_EQ(get_number(&store, 1), PAGED_OK);
+    CHECK_EQ(stats_of(&store).n_records, 1);
+    /* Only what is wanted is read. */
+    world_blank(&r, 1);
+    CHECK_EQ(store.read(store.self, &r.is, 2), PAGED_OK);
+    CHECK(world_right(&r, 1, 2) && r.bytes[0][0] == 0xa5 && r.bytes[0][4999] == 0xa5);
+    close_both();
+}
+
+static void tails_by_their_tokens(void) {
+    static world_record r;
+    paged_key key;
+    int32_t n_common, prompt[16];
+    const paged_key parent = world_key(500);
+    new_dir();
+    open_slots(0);
+    for (int i = 0; i < 3; i++) { /* 10 20 30, 10 20 40 50, 70 */
+        static const int32_t tails[3][4] = {{10, 20, 30}, {10, 20, 40, 50}, {70}};
+        world_fill(&r, 1000 + i);
+        r.is.parent = parent;
+        r.is.n_tokens = i == 0 ? 3 : i == 1 ? 4 : 1;
+        memcpy(r.tokens, tails[i], sizeof tails[i]);
+        CHECK_EQ(store.write(store.self, &r.is, NULL), PAGED_OK);
+    }
+    put(501); /* a whole block behind the same parent */
+    const struct {
+        int32_t prompt[5], n, want, n_common;
+    } cases[] = {{{10, 20, 30, 99}, 4, 1000, 3}, {{10, 20, 40, 50, 60}, 5, 1001, 4},
+                 {{10, 20, 40}, 3, 1001, 3},     {{70, 1}, 2, 1002, 1},
+                 {{10, 20, 35}, 3, 0, 2},        {{11}, 1, -1, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        memcpy(prompt, cases[i].prompt, sizeof cases[i].prompt);
+        const paged_status status = store.tail(store.self, &parent, prompt, cases[i].n, &key, &n_common);
+        CHECK_EQ(status, cases[i].want < 0 ? PAGED_ERR_NOT_FOUND : PAGED_OK);
+        if (cases[i].want < 0) continue;
+        CHECK_EQ(n_common, cases[i].n_common);
+        const paged_key want = world_key(cases[i].want);
+        if (cases[i].want) CHECK(paged__key_equal(&key, &want));
+    }
+    CHECK_EQ(store.tail(store.self, &(paged_key){{1}}, prompt, 1, &key, &n_common), PAGED_ERR_NOT_FOUND);
+    close_both();
+}
+
+/* ---- limits ---- */
+
+static void the_least_recently_used_goes(void) {
+    new_dir();
+    open_slots(10);
+    for (int i = 0; i < 10; i++) put(i);
+    for (int i = 0; i < 5; i++) CHECK_EQ(get_number(&store, i), PAGED_OK);
+    for (int i = 10; i < 15; i++) put(i); /* 5 … 9 go */
+    for (int i = 0; i < 15; i++)
+        CHECK_EQ(get_number(&store, i), i >= 5 && i < 10 ? PAGED_ERR_NOT_FOUND : PAGED_OK);
+    close_both();
+    for (int round = 0; round < 4; round++) {
+        open_slots(10);
+        for (int i = 0; i < 100; i++) put(100 * round + i);
+        CHECK_EQ(stats_of(&store).bytes, 10 * WORLD_SLOT);
+        CHECK_EQ(stats_of(&store).n_records, 10);
+        close_both();
+        CHECK(dir_bytes(world_dir) < 10 * WORLD_SLOT + (256 << 10));
+    }
+}
+
+/* The order of use outlives a restart, and does not depend on the clock. */
+static int64_t jumped_to;
+static int64_t jumping_clock(void) {
+    return jumped_to;
+}
+
+static void clocks_that_jump(void) {
+    paged__system_calls calls = paged__system_real;
+    calls.wall_s = jumping_clock;
+    paged__system_set(&calls);
+    new_dir();
+    paged_file_store_config config = world_config(world_dir, 10);
+    config.ttl_s = 1000;
+    jumped_to = 2000000000;
+    open_with(&config);
+    for (int i = 0; i < 5; i++) put(i);
+    jumped_to = 1000000000; /* back by 31 years */
+    for (int i = 5; i < 12; i++) put(i);
+    CHECK_EQ(get_number(&store, 0),
+             PAGED_ERR_NOT_FOUND); /* the oldest by use, though the newest by the clock */
+    CHECK_EQ(get_number(&store, 1), PAGED_ERR_NOT_FOUND);
+    for (int i = 2; i < 12; i++) CHECK_EQ(get_number(&store, i), PAGED_OK);
+    close_both();
+    open_with(&config);
+    jumped_to += 999;
+    CHECK_EQ(get_number(&store, 11), PAGED_OK);
+    jumped_to += 500; /* of the others nobody said a thing for 1499 s, of no. 2 … 4 neither */
+    CHECK_EQ(count_found(&store, 12), 1);
+    close_both();
+    open_with(&config);
+    CHECK_EQ(stats_of(&store).n_records, 1);
+    jumped_to += 5000;
+    CHECK_EQ(store.flush(store.self, NULL), PAGED_OK); /* a running store forgets as well */
+    CHECK_EQ(stats_of(&store).n_records, 0);
+    close_both();
+    paged__system_set(NULL);
+}
+
+static int64_t shown_free;
+static int small_disk(int fd, struct statvfs *out) {
+    const int result = fstatvfs(fd, out);
+    out->f_bavail = (fsblkcnt_t)shown_free / out->f_frsize;
+    return result;
+}
+
+static void keeps_the_disk_free(void) {
+    paged__system_calls calls = paged__system_real;
+    paged_error err;
+    calls.stat_fs = small_disk;
+    paged__system_set(&calls);
+    new_dir();
+    paged_file_store_config config = world_config(world_dir, 100);
+    config.keep_free_bytes = 1 << 20;
+    shown_free = 1 << 20;
+    open_with(&config);
+    CHECK_EQ(put_number(&store, 1, &err), PAGED_ERR_LIMIT);
+    CHECK(strstr(err.message, "1048576"));
+    shown_free = 1 << 30;
+    for (int i = 0; i < 20; i++) put(i);
+    shown_free = 0;
+    for (int i = 20; i < 40; i++) put(i); /* in place of others */
+    CHECK_EQ(stats_of(&store).bytes, 20 * WORLD_SLOT);
+    CHECK_EQ(get_number(&store, 39), PAGED_OK);
+    close_both();
+    paged__system_set(NULL);
+}
+
+static void a_smaller_limit_shrinks(void) {
+    new_dir();
+    open_slots(50);
+    for (int i = 0; i < 50; i++) put(i);
+    close_both();
+    open_slots(20);
+    CHECK_EQ(stats_of(&store).bytes, 20 * WORLD_SLOT);
+    CHECK_EQ(stats_of(&store).n_records, 20);
+    CHECK_EQ(count_found(&store, 50), 20);
+    close_both();
+    open_slots(1);
+    CHECK_EQ(stats_of(&store).n_records, 1);
+    for (int i = 50; i < 60; i++) put(i);
+    CHECK_EQ(count_found(&store, 60), 1);
+    CHECK_EQ(get_number(&store, 59), PAGED_OK);
+    close_both();
+    CHECK(dir_bytes(world_dir) < WORLD_SLOT + (256 << 10));
+    paged_file_store_config config = world_config(world_dir, 1);
+    config.max_bytes = WORLD_SLOT - 1;
+    open_with(&config);
+    CHECK_EQ(put_number(&store, 1, NULL), PAGED_ERR_LIMIT);
+    close_both();
+}
+
+/* ---- other shapes ---- */
+
+static void open_other(const char *fingerprint, int64_t n_slots) {
+    const paged_file_store_config config = world_config(world_dir, n_slots);
+    paged_store_shape shape = world_shape;
+    shape.fingerprint = (const uint8_t *)fingerprint;
+    shape.fingerprint_bytes = strlen(fingerprint);
+    CHECK_EQ(paged_file_store_create(&config, &store, &notes, NULL), PAGED_OK);
+    CHECK_EQ(store.open(store.self, &shape, NULL), PAGED_OK);
+}
+
+static void other_fingerprints_are_not_seen(void) {
+    new_dir();
+    open_slots(20);
+    for (int i = 0; i < 10; i++) put(i);
+    close_both();
+    open_other("another", 20);
+    CHECK_EQ(count_found(&store, 10), 0);
+    CHECK_EQ(stats_of(&store).n_records, 10);
+    for (int i = 0; i < 5; i++) put(i);
+    CHECK_EQ(count_found(&store, 10), 5);
+    close_both();
+    CHECK(exists("data-1") && exists("data-2"));
+    open_slots(20);
+    CHECK_EQ(count_found(&store, 10), 10);
+    CHECK_EQ(stats_of(&store).n_records, 15);
+    close_both();
+    /* What was used longest ago goes first, and its file with it. */
+    open_other("third", 20);
+    for (int i = 0; i < 8; i++) put(100 + i);
+    close_both();
+    CHECK(exists("data-1") && !exists("data-2") && exists("data-3"));
+    open_other("third", 20);
+    for (int i = 0; i < 20; i++) put(200 + i);
+    CHECK_EQ(stats_of(&store).bytes, 20 * WORLD_SLOT);
+    close_both();
+    CHECK(!exists("data-1"));
+    /* Looking leaves nothing behind. */
+    for (int i = 0; i < 5; i++) {
+        open_other("fourth", 20);
+        close_both();
+    }
+    CHECK(!exists("data-4"));
+}
+
+/* ---- the directory ---- */
+
+static void one_process_at_a_time(void) {
+    paged_error err;
+    paged_store second;
+    new_dir();
+    open_slots(10);
+    const paged_file_store_config config = world_config(world_dir, 10);
+    CHECK_EQ(paged_file_store_create(&config, &second, NULL, &err), PAGED_ERR_LIMIT);
+    CHECK(strstr(err.message, world_dir) && strstr(err.message, "another process"));
+    store.close(store.self);
+    CHECK_EQ(paged_file_store_create(&config, &second, NULL, &err), PAGED_ERR_LIMIT); /* its notes live */
+    notes.close(notes.self);
+    CHECK_EQ(paged_file_store_create(&config, &second, NULL, &err), PAGED_OK);
+    second.close(second.self);
+}
+
+static void refused_configurations(void) {
+    paged_error err;
+    paged_file_store_config config = world_config(world_dir, 10);
+    new_dir();
+    config.struct_size = 4;
+    CHECK_EQ(paged_file_store_create(&config, &store, NULL, &err), PAGED_ERR_INVALID_ARG);
+    config = world_config("", 10);
+    CHECK_EQ(paged_file_store_create(&config, &store, NULL, &err), PAGED_ERR_INVALID_ARG);
+    config = world_config(world_dir, 10);
+    config.ttl_s = -1;
+    CHECK_EQ(paged_file_store_create(&config, &store, NULL, &err), PAGED_ERR_INVALID_ARG);
+    config = world_config("/no/such/place", 10);
+    CHECK_EQ(paged_file_store_create(&config, &store, NULL, &err), PAGED_ERR_IO);
+    CHECK(strstr(err.message, "/no/such/place") && strstr(err.message, "No such file"));
+    open_slots(10);
+    CHECK_EQ(store.open(store.self, &world_shape, &err), PAGED_ERR_INVALID_ARG);
+    static world_record r;
+    world_fill(&r, 1);
+    r.is.n_tokens = WORLD_BLOCK + 1;
+    CHECK_EQ(store.write(store.self, &r.is, &err), PAGED_ERR_INVALID_ARG);
+    r.is.n_tokens = 1;
+    r.is.groups = 4;
+    CHECK_EQ(store.write(store.self, &r.is, &err), PAGED_ERR_INVALID_ARG);
+    close_both();
+}
+
+static void other_versions_are_refused(void) {
+    paged_error err;
+    const paged_file_store_config config = world_config(world_dir, 10);
+    new_dir();
+    open_slots(10);
+    put(1);
+    close_both();
+    sql("PRAGMA user_version=2");
+    CHECK_EQ(paged_file_store_create(&config, &store, NULL, &err), PAGED_ERR_FORMAT);
+    CHECK(strstr(err.message, "version 2"));
+    sql("PRAGMA user_version=1; PRAGMA application_id=7");
+    CHECK_EQ(paged_file_store_create(&config, &store, NULL, &err), PAGED_ERR_FORMAT);
+    sql("PRAGMA application_id=1346849622");
+    open_slots(10);
+    CHECK_EQ(get_number(&store, 1), PAGED_OK);
+    close_both();
+}
+
+static void reading_only_writes_nothing(void) {
+    paged_file_store_config config = world_config(world_dir, 10);
+    char path[256];
+    struct stat before, after;
+    new_dir();
+    open_slots(10);
+    for (int i = 0; i < 5; i++) put(i);
+    CHECK_EQ(notes.put(notes.self, "a", "b", 1, 0, NULL), PAGED_OK);
+    close_both();
+    path_of(path, "index.sqlite");
+    CHECK(stat(path, &before) == 0);
+    CHECK(chmod(world_dir, 0500) == 0);
+    config.read_only = true;
+    open_with(&config);
+    CHECK_EQ(count_found(&store, 10), 5);
+    CHECK_EQ(put_number(&store, 7, NULL), PAGED_ERR_LIMIT);
+    void *data;
+    size_t n_bytes;
+    CHECK_EQ(notes.get(notes.self, "a", &data, &n_bytes, NULL), PAGED_OK);
+    CHECK_EQ(n_bytes, 1);
+    free(data);
+    CHECK_EQ(notes.put(notes.self, "a", "b", 1, 0, NULL), PAGED_ERR_LIMIT);
+    CHECK_EQ(store.flush(store.self, NULL), PAGED_OK);
+    close_both();
+    CHECK(chmod(world_dir, 0700) == 0);
+    CHECK(stat(path, &after) == 0);
+    CHECK(before.st_mtim.tv_sec == after.st_mtim.tv_sec && before.st_mtim.tv_nsec == after.st_mtim.tv_nsec);
+    CHECK(!exists("index.sqlite-wal"));
+}
+
+/* Links and pipes where files should be are not followed and not waited for. */
+static void links_and_pipes(void) {
+    char path[256], target[256];
+    paged_error err;
+    const paged_file_store_config config = world_config(world_dir, 10);
+    new_dir();
+    open_slots(10);
+    put(1);
+    close_both();
+    path_of(path, "data-1");
+    path_of(target, "elsewhere");
+    CHECK(rename(path, target) == 0 && symlink(target, path) == 0);
+    open_slots(10);
+    CHECK_EQ(get_number(&store, 1), PAGED_ERR_NOT_FOUND);
+    CHECK_EQ(stats_of(&store).n_damaged, 1);
+    put(1);
+    close_both();
+    struct stat info;
+    CHECK(stat(target, &info) == 0 && info.st_size <= WORLD_SLOT);
+    path_of(path, "data-2");
+    CHECK(unlink(path) == 0 && mkfifo(path, 0600) == 0);
+    open_slots(10);
+    CHECK_EQ(get_number(&store, 1), PAGED_ERR_NOT_FOUND);
+    close_both();
+    path_of(path, "index.sqlite");
+    CHECK(unlink(path) == 0 && symlink(target, path) == 0);
+    CHECK_EQ(paged_file_store_create(&config, &store, NULL, &err), PAGED_ERR_IO);
+    CHECK(unlink(path) == 0 && mkfifo(path, 0600) == 0);
+    CHECK_EQ(paged_file_store_create(&config, &store, NULL, &err), PAGED_ERR_IO);
+}
+
+static void nobody_else_may_read(void) {
+    struct stat info;
+    char path[256];
+    static const char *const names[] = {"", "index.sqlite", "index.sqlite-wal", "data-1"};
+    new_dir();
+    CHECK(rmdir(world_dir) == 0);
+    const mode_t mask = umask(0);
+    open_slots(10);
+    put(1);
+    CHECK_EQ(store.flush(store.self, NULL), PAGED_OK);
+    umask(mask);
+    for (int i = 0; i < 4; i++) {
+        path_of(path, names[i]);
+        CHECK(stat(path, &info) == 0);
+        CHECK_EQ(info.st_mode & 0777, i ? 0600 : 0700);
+    }
+    close_both();
+}
+
+/* ---- notes ---- */
+
+static char seen[100];
+static bool list_name(void *user, const char *name, int64_t changed) {
+    snprintf(seen + strlen(seen), sizeof seen - strlen(seen), "%s ", name);
+    CHECK(changed > 1600000000);
+    if (user) CHECK_EQ(notes.put(notes.self, name, "x", 1, 0, NULL), PAGED_OK); /* as a caller may */
+    return strlen(seen) < 12;
+}
+
+static void notes_are_kept(void) {
+    void *data;
+    size_t n_bytes;
+    new_dir();
+    open_slots(10);
+    static char big[PAGED__NOTE_MAX];
+    memset(big, 'z', sizeof big);
+    CHECK_EQ(notes.put(notes.self, "a", "first", 5, 0, NULL), PAGED_OK);
+    CHECK_EQ(notes.put(notes.self, "b", "", 0, 0, NULL), PAGED_OK);
+    CHECK_EQ(notes.put(notes.self, "c", big, sizeof big, 0, NULL), PAGED_OK);
+    CHECK_EQ(notes.put(notes.self, "old", "x", 1, 1000, NULL), PAGED_OK);
+    CHECK_EQ(notes.put(notes.self, "a", "second", 6, 0, NULL), PAGED_OK);
+    CHECK_EQ(notes.put(notes.self, "../a", "x", 1, 0, NULL), PAGED_ERR_INVALID_ARG);
+    CHECK_EQ(notes.put(notes.self, "d", big, sizeof big + 1, 0, NULL), PAGED_ERR_INVALID_ARG);
+    close_both();
+    open_slots(10);
+    seen[0] = 0;
+    CHECK_EQ(notes.list(notes.self, list_name, NULL, NULL), PAGED_OK);
+    CHECK_STR(seen, "a c b ");
+    CHECK_EQ(notes.get(notes.self, "a", &data, &n_bytes, NULL), PAGED_OK);
+    CHECK_STR(data, "second");
+    free(data);
+    CHECK_EQ(notes.get(notes.self, "b", &data, &n_bytes, NULL), PAGED_OK);
+    CHECK_EQ(n_bytes, 0);
+    free(data);
+    CHECK_EQ(notes.get(notes.self, "c", &data, &n_bytes, NULL), PAGED_OK);
+    CHECK(n_bytes == sizeof big && memcmp(data, big, sizeof big) == 0);
+    free(data);
+    CHECK_EQ(notes.get(notes.self, "old", &data, &n_bytes, NULL), PAGED_ERR_NOT_FOUND);
+    CHECK_EQ(notes.erase(notes.self, "c", NULL), PAGED_OK);
+    CHECK_EQ(notes.erase(notes.self, "c", NULL), PAGED_ERR_NOT_FOUND);
+    CHECK_EQ(notes.get(notes.self, "c", &data, &n_bytes, NULL), PAGED_ERR_NOT_FOUND);
+    seen[0] = 0;
+    CHECK_EQ(notes.list(notes.self, list_name, &seen, NULL), PAGED_OK);
+    /* Without a shape, and beside a store that is gone. */
+    store.close(store.self);
+    CHECK_EQ(notes.get(notes.self, "a", &data, &n_bytes, NULL), PAGED_OK);
+    free(data);
+    notes.close(notes.self);
+    remove_tree(world_dir);
+}
+
+#define TESTS(X)                                                                                             \
+    X(comes_back_after_a_restart)                                                                            \
+    X(twice_is_once)                                                                                         \
+    X(more_groups_replace_fewer)                                                                             \
+    X(tails_by_their_tokens)                                                                                 \
+    X(the_least_recently_used_goes)                                                                          \
+    X(clocks_that_jump)                                                                                      \
+    X(keeps_the_disk_free)                                                                                   \
+    X(a_smaller_limit_shrinks)                                                                               \
+    X(other_fingerprints_are_not_seen)                                                                       \
+    X(one_process_at_a_time)                                                                                 \
+    X(refused_configurations)                                                                                \
+    X(other_versions_are_refused)                                                                            \
+    X(reading_only_writes_nothing) X(links_and_pipes) X(nobody_else_may_read) X(notes_are_kept)
+TEST_MAIN(TESTS)
