@@ -92,6 +92,19 @@ typedef struct paged_ascend_config {
     int32_t lse; /* 1: softmax_lse is asked for */
 } paged_ascend_config;
 
+/* For callers that know a part only: all fields but the path (DECODE) are unset; then what is still unset
+ * becomes what one would take: 128 heads of 512 on one in MLA, else 32 of 128; blocks of 128; one sequence of
+ * 1024 keys, one query, 128 in PREFILL; the causal mask from the right where there are several; a pool, a
+ * table and a mask as large as needed. What was set stays. */
+#define PAGED_ASCEND_UNSET INT32_MIN
+PAGED_API void paged_ascend_unset(paged_ascend_config *config);
+PAGED_API void paged_ascend_fill(paged_ascend_config *config);
+
+/* The fields but struct_size and path by their names, in their order, for those who show or set them. Static;
+ * NULL: no such index. `value` points into the config. */
+PAGED_API const char *paged_ascend_field_name(int32_t i);
+PAGED_API int32_t *paged_ascend_field_value(paged_ascend_config *config, int32_t i);
+
 typedef struct paged_ascend_rule {
     const char *id;     /* "prefill.block_size"; never changes its meaning */
     const char *field;  /* of paged_ascend_config, or an array of paged_ascend_arrays */

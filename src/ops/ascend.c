@@ -93,6 +93,64 @@ static void set(paged_ascend_config *c, const field *f, int32_t value) {
     memcpy((char *)c + f->offset, &value, sizeof value);
 }
 
+const char *paged_ascend_field_name(int32_t i) {
+    return i >= 0 && i < N_FIELDS ? fields[i].name : NULL;
+}
+
+int32_t *paged_ascend_field_value(paged_ascend_config *config, int32_t i) {
+    if (i < 0 || i >= N_FIELDS) return NULL;
+    return (int32_t *)(void *)((char *)config + fields[i].offset);
+}
+
+/* ---- what one would take ---- */
+
+void paged_ascend_unset(paged_ascend_config *c) {
+    *c = (paged_ascend_config){.struct_size = sizeof *c};
+    for (int32_t i = 0; i < N_FIELDS; i++) set(c, &fields[i], PAGED_ASCEND_UNSET);
+}
+
+static void set_default(int32_t *value, int64_t usual) {
+    if (*value == PAGED_ASCEND_UNSET) *value = (int32_t)PAGED_MAX(PAGED_MIN(usual, INT32_MAX), 0);
+}
+
+static void fill_types(paged_ascend_config *c) {
+    bool tnd = c->path == PAGED_ASCEND_TND || c->path == PAGED_ASCEND_MLA || c->path == PAGED_ASCEND_ATB;
+    int32_t q_type = c->kv_type == PAGED_TYPE_BF16 ? PAGED_TYPE_BF16 : PAGED_TYPE_F16;
+    bool nz_int8 = c->kv_type == PAGED_TYPE_I8 && c->kv_layout == PAGED_ASCEND_PA_NZ;
+    set_default(&c->q_type, nz_int8 ? PAGED_TYPE_BF16 : q_type);
+    set_default(&c->kv_type, c->q_type);
+    set_default(&c->q_layout, tnd ? PAGED_ASCEND_Q_TND : PAGED_ASCEND_Q_BNSD);
+    set_default(&c->kv_layout, PAGED_ASCEND_BNBSH);
+}
+
+void paged_ascend_fill(paged_ascend_config *c) {
+    bool mla = c->path == PAGED_ASCEND_MLA;
+    fill_types(c);
+    set_default(&c->n_heads, mla ? 128 : c->n_kv_heads == PAGED_ASCEND_UNSET ? 32 : c->n_kv_heads);
+    set_default(&c->n_kv_heads, mla ? 1 : c->n_heads);
+    set_default(&c->head_dim_k, mla ? 512 : 128);
+    set_default(&c->head_dim_v, c->path == PAGED_ASCEND_TND ? PAGED_MIN(c->head_dim_k, 128) : c->head_dim_k);
+    set_default(&c->rope_dim, mla ? 64 : 0);
+    set_default(&c->block_size, 128);
+    set_default(&c->writer_block_size, 0);
+    set_default(&c->engine_block_size, 0);
+    set_default(&c->pool_block_bytes, 0);
+    set_default(&c->batch, 1);
+    set_default(&c->max_q, c->path == PAGED_ASCEND_PREFILL ? 128 : 1);
+    set_default(&c->max_k, 1024);
+    set_default(&c->table_rows, c->batch);
+    set_default(&c->table_cols, c->block_size > 0
+                                    ? PAGED_MAX(((int64_t)c->max_k + c->block_size - 1) / c->block_size, 1)
+                                    : 1);
+    set_default(&c->n_blocks, (int64_t)c->table_rows * c->table_cols);
+    bool causal = c->max_q > 1 && c->path != PAGED_ASCEND_ATB;
+    set_default(&c->sparse_mode, causal && c->path != PAGED_ASCEND_DECODE ? 3 : 0);
+    bool fixed = c->sparse_mode >= 2, full = c->sparse_mode == 1;
+    set_default(&c->mask_rows, fixed ? 2048 : full ? c->max_q : 0);
+    set_default(&c->mask_cols, fixed ? 2048 : c->mask_rows ? (int64_t)c->table_cols * c->block_size : 0);
+    set_default(&c->lse, 0);
+}
+
 /* ---- one rule ---- */
 
 /* False: the row says nothing about this call. */

@@ -346,11 +346,22 @@ def test_the_examples_of_the_help_run(paged, model, tmp_path):
     words = paged("plan", "--help").stdout
     examples = [line.split()[1:] for line in words.split("Example:\n")[1].splitlines()]
     trace = lengths_file(tmp_path, [(20, 5)])
-    assert len(examples) == 4
+    assert len(examples) == 5
     for example in examples:
         names = {"model.gguf": model, "requests.csv": trace, "plan.svg": tmp_path / "plan.svg"}
         done = paged(*[names.get(word, word) for word in example])
         assert done.returncode == 0 and done.stdout, done.stderr
+
+
+def test_profiles_are_blocks_of_others(paged):
+    assert " of 128 tokens\n" in paged("plan", "llama-3-8b", "--profile", "ascend").stdout
+    seed = paged("plan", "--layers", "32", "--kv-heads", "32", "--head-dim", "64", "--profile", "seed")
+    assert seed.stdout == paged("plan", "--layers", "32", "--kv-heads", "32", "--head-dim", "64", "--page-size", "16K").stdout
+    assert "Ascend" not in paged("plan", "llama-3-8b", "--profile", "ascend", "--kv-type", "bf16").stderr
+    refused = paged("plan", "llama-3-8b", "--profile", "ascend", "--kv-type", "f32")
+    assert refused.returncode == 0 and "Ascend would refuse it (kv_type.paged_prefill): kv_type is f32" in refused.stderr
+    for option in (["--block-size", "16"], ["--page-size", "16K"]):
+        assert f"leave out {option[0]}" in error(paged, "llama-3-8b", "--profile", "ascend", *option, code=2, env={})
 
 
 def test_the_transcripts_of_the_docs_are_what_is_printed(paged):
