@@ -76,20 +76,12 @@ static const paged__option options_table[] = {
 
 /* ---- the model ---- */
 
-static void take_group(paged__planner *p, int32_t n_layers, int32_t n_kv_heads, int32_t dim_k, int32_t dim_v,
-                       int32_t window) {
-    p->groups[p->n_groups++] = (paged_group_config){.n_layers = n_layers,
-                                                    .n_kv_heads = n_kv_heads,
-                                                    .head_dim_k = dim_k,
-                                                    .head_dim_v = dim_v,
-                                                    .window = window};
-}
-
 static int take_numbers(paged__planner *p, const plan_options *o) {
     if (o->model) return paged__usage_error(p->cli, "either '%s' or --layers, not both", o->model);
     if (!o->layers || !o->kv_heads || !o->head_dim)
         return paged__usage_error(p->cli, "a shape takes --layers, --kv-heads and --head-dim together");
-    take_group(p, o->layers, o->kv_heads, o->head_dim, 0, o->window);
+    p->groups[p->n_groups++] = (paged_group_config){
+        .n_layers = o->layers, .n_kv_heads = o->kv_heads, .head_dim_k = o->head_dim, .window = o->window};
     snprintf(p->model, sizeof p->model, "a shape of your own");
     p->n_ctx = 4096;
     return PAGED__EXIT_OK;
@@ -126,7 +118,7 @@ static int take_file(paged__planner *p, const char *path) {
     if (paged_model_load(path, &config, &model, &err) != PAGED_OK)
         return paged__error(p->cli, "%s", err.message);
     paged_model_get_info(model, &info);
-    take_group(p, info.n_layers, info.n_kv_heads, info.head_dim_k, info.head_dim_v, 0);
+    p->n_groups = paged__model_groups(&info, PAGED_TYPE_F16, p->groups);
     p->n_ctx = info.n_ctx_train;
     p->weight_bytes = info.weight_bytes;
     snprintf(p->model, sizeof p->model, "%s", paged__model_name(&info, path));

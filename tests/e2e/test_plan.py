@@ -176,6 +176,17 @@ def test_windows_take_less(paged):
     assert [row["contiguous"]["bytes"] for row in got["lengths"]] == 2 * [26 * 32768 * 1024]
 
 
+def test_a_file_with_windows_is_planned_with_them(paged, gemma):
+    """Gemma-3-270M as a file and as a name: the same groups, so the same bytes; its weights are quantised in the file."""
+    arguments = ["--ctx", 8192, "--lengths", "100,512,8192", "--pool-bytes", "256MiB"]
+    file, name = plan(paged, gemma, *arguments), plan(paged, "gemma-3-270m", *arguments)
+    assert file["groups"] == [dict(layers=n, kv_heads=1, head_dim_k=256, head_dim_v=256, window=w) for n, w in ((3, 0), (15, 512))]
+    for key in ("groups", "token_bytes", "block_bytes", "request_bytes", "tables", "lengths", "load", "pool"):
+        assert file[key] == name[key], key
+    full = plan(paged, "--layers", 18, "--kv-heads", 1, "--head-dim", 256, *arguments)
+    assert file["request_bytes"] < full["request_bytes"] / 4 and file["token_bytes"] == full["token_bytes"]
+
+
 # ---- loads ----
 
 def lengths_file(folder, requests):
