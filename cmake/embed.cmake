@@ -1,6 +1,6 @@
-# Writes the files of src/server/static/ into a C file, as the list paged__files of server/route.h:
+# Writes the files of a folder, such as src/server/static/, into a C file, as a list of the type paged__file of server/route.h:
 #
-#   cmake -DFOLDER=… -DOUT=… -P embed.cmake
+#   cmake -DFOLDER=… -DHEADER=server/route.h -DLIST=paged__files -DOUT=… -P embed.cmake        HEADER declares the list
 cmake_minimum_required(VERSION 3.25)
 file(GLOB files RELATIVE ${FOLDER} ${FOLDER}/*)
 list(SORT files)
@@ -15,4 +15,4 @@ foreach(name IN LISTS files)
     string(APPEND rows "    {\"/${name}\", file_${i}, ${size}},\n")
     math(EXPR i "${i} + 1")
 endforeach()
-file(CONFIGURE OUTPUT ${OUT} CONTENT "#include \"server/route.h\"\n\n@arrays@\nconst paged__file paged__files[] = {\n@rows@    {0, 0, 0}};\n" @ONLY)
+file(CONFIGURE OUTPUT ${OUT} CONTENT "#include \"@HEADER@\"\n\n@arrays@\nconst paged__file @LIST@[] = {\n@rows@    {0, 0, 0}};\n" @ONLY)

@@ -118,15 +118,19 @@ if(PAGED_ENGINE)
     paged_room(store PkgConfig::SQLITE PkgConfig::HIREDIS)
     target_include_directories(room-store SYSTEM PRIVATE ${XXHASH_INCLUDE_DIR})
     paged_room(server ggml::ggml PkgConfig::JANSSON PkgConfig::EVENT)
-    # The files that the server gives out are a part of it.
-    file(GLOB static_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/server/static/*)
-    set(static_source ${PROJECT_BINARY_DIR}/static_files.c)
-    add_custom_command(OUTPUT ${static_source}
-                       COMMAND ${CMAKE_COMMAND} -DFOLDER=${PROJECT_SOURCE_DIR}/src/server/static -DOUT=${static_source}
-                               -P ${PROJECT_SOURCE_DIR}/cmake/embed.cmake
-                       DEPENDS ${static_files} ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)
-    target_sources(room-server PRIVATE ${static_source})
+    # The files that the server gives out, and those that a dump takes along, are a part of the program.
+    function(paged_embed room header list)
+        file(GLOB static_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${room}/static/*)
+        set(out ${PROJECT_BINARY_DIR}/static_${room}.c)
+        add_custom_command(OUTPUT ${out}
+                           COMMAND ${CMAKE_COMMAND} -DFOLDER=${PROJECT_SOURCE_DIR}/src/${room}/static -DHEADER=${header}
+                                   -DLIST=${list} -DOUT=${out} -P ${PROJECT_SOURCE_DIR}/cmake/embed.cmake
+                           DEPENDS ${static_files} ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)
+        target_sources(room-${room} PRIVATE ${out})
+    endfunction()
+    paged_embed(server server/route.h paged__files)
     paged_room(cli PkgConfig::JANSSON PkgConfig::EDIT)
+    paged_embed(cli cli/ascend.h paged__dump_files)
     foreach(room IN ITEMS model engine cli)
         if(TARGET room-${room})
             target_compile_definitions(room-${room} PRIVATE PAGED_GGML_BUILD="${PAGED_GGML_BUILD}"

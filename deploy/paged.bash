@@ -4,7 +4,7 @@ _paged() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} program=${COMP_WORDS[0]}
     COMPREPLY=()
     if [ "$COMP_CWORD" -eq 1 ]; then
-        mapfile -t COMPREPLY < <(compgen -W "$("$program" help 2>/dev/null | sed -n 's/^  \([a-z]\{3,\}\) .*/\1/p')" -- "$word")
+        mapfile -t COMPREPLY < <(compgen -W "$("$program" help 2>/dev/null | sed -n 's/^  \([a-z-]\{3,\}\) .*/\1/p')" -- "$word")
         return
     fi
     case $before in

@@ -3,6 +3,7 @@
 #ifndef PAGED_PAGED_H
 #define PAGED_PAGED_H
 
+#include "paged/ascend.h"
 #include "paged/base.h"
 #include "paged/kv.h"
 #include "paged/mem.h"

@@ -3,6 +3,7 @@
     paged.Attention, paged.KV, paged.Tables           the operator: plan once a step, run once a layer
     paged.Cache, paged.Sequence, paged.Group          the cache: blocks, prefix reuse, fork with copy on write
     paged.Plan, paged.shapes                          what keys and values will take, before there are any
+    paged.ascend                                      what an Ascend card's operators accept, and their layouts
     paged.LLM                                         the engine: a GGUF file in, text out (where it is built in)
     paged.PagedAttention, paged.StandardAttention     the interface of the documents; paged.seeds stands in for torch there
 
@@ -10,7 +11,7 @@ Arrays may be NumPy's or anything that has __array_interface__, the buffer proto
 """
 
 from ._native import ffi as _ffi, lib as _lib
-from . import seeds
+from . import ascend, seeds
 from .attention import BlockTable, PagedAttention, StandardAttention
 from .cache import Cache, Group, Match, Sequence, memory_bytes
 from .conversation import ConversationCache, Turn
@@ -28,5 +29,5 @@ else:
 
 __version__ = _ffi.string(_lib.paged_version()).decode()
 __all__ += [*_errors, "Attention", "BlockTable", "Cache", "ConversationCache", "Group", "KV", "Match", "PagedAttention",
-            "Plan", "Sequence", "Shape", "Shared", "StandardAttention", "Tables", "Turn", "kernels", "memory_bytes", "merge_states",
-            "seeds", "shape", "shapes"]
+            "Plan", "Sequence", "Shape", "Shared", "StandardAttention", "Tables", "Turn", "ascend", "kernels", "memory_bytes",
+            "merge_states", "seeds", "shape", "shapes"]

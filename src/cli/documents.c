@@ -181,6 +181,8 @@ static void block_sizes(findings *f, const paged_shape *shape) {
         PAGED__MEASURED_WASTE_64, PAGED__MEASURED_CACHE);
     const paged_plan standard = plan_of(PAGED_PLAN_PAGED, &shape->groups[0], 0, 4096);
     add_count(f, 'B', 36, "default block size", "16", 16, standard.block_size);
+    add(f, 'B', 36, "what is published of that NPU's operators", "", OURS,
+        "decode advises 128, prefill and TND take no less: --profile ascend");
 }
 
 static void service(findings *f, const paged_shape *shape) {

@@ -86,11 +86,11 @@ const char *paged__main_weight_type(const paged_model_info *info) {
     return name;
 }
 
-size_t paged__kv_bytes(const paged_model_info *info, paged_type type, int32_t block_size, int64_t n_tokens) {
-    paged_group_config groups[2];
-    const int32_t n_layers[2] = {info->n_layers - info->n_windowed_layers, info->n_windowed_layers};
+int32_t paged__model_groups(const paged_model_info *info, paged_type type,
+                            paged_group_config groups[PAGED_SHAPE_GROUPS_MAX]) {
+    const int32_t n_layers[] = {info->n_layers - info->n_windowed_layers, info->n_windowed_layers};
     int32_t n_groups = 0;
-    for (int32_t i = 0; i < 2; i++)
+    for (int32_t i = 0; i < PAGED_SHAPE_GROUPS_MAX; i++)
         if (n_layers[i] > 0)
             groups[n_groups++] = (paged_group_config){.n_layers = n_layers[i],
                                                       .n_kv_heads = info->n_kv_heads,
@@ -98,6 +98,12 @@ size_t paged__kv_bytes(const paged_model_info *info, paged_type type, int32_t bl
                                                       .head_dim_v = info->head_dim_v,
                                                       .type = type,
                                                       .window = i ? info->window : 0};
+    return n_groups;
+}
+
+size_t paged__kv_bytes(const paged_model_info *info, paged_type type, int32_t block_size, int64_t n_tokens) {
+    paged_group_config groups[PAGED_SHAPE_GROUPS_MAX];
+    int32_t n_groups = paged__model_groups(info, type, groups);
     return paged_pool_bytes_for(groups, n_groups, block_size, n_tokens);
 }
 

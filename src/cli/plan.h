@@ -6,6 +6,7 @@
 #include "cli/cli.h"
 #include "paged/engine.h"
 #include "paged/model.h"
+#include "paged/plan.h"
 
 typedef struct paged__size_text {
     char text[48];
@@ -25,6 +26,10 @@ const char *paged__model_name(const paged_model_info *info, const char *path);
 
 /* The tensor type that most bytes have; "" for a model without tensors. */
 const char *paged__main_weight_type(const paged_model_info *info);
+
+/* The groups of layers as the engine makes them: without a window, then with. Returns how many there are. */
+int32_t paged__model_groups(const paged_model_info *info, paged_type type,
+                            paged_group_config groups[PAGED_SHAPE_GROUPS_MAX]);
 
 /* Bytes of keys and values of n_tokens tokens in blocks of block_size; 0: too many for this machine. */
 size_t paged__kv_bytes(const paged_model_info *info, paged_type type, int32_t block_size, int64_t n_tokens);

@@ -9,18 +9,22 @@
 #include "cli/plan.h"
 #include "cli/planner.h"
 #include "cli/session.h"
+#include "paged/ascend.h"
 #include "paged/model.h"
 
 typedef struct plan_options {
     const char *model, *lengths, *trace, *svg;
     int32_t layers, kv_heads, head_dim, window;
-    int32_t kv_type, block_size, ctx, requests;
+    int32_t kv_type, profile, block_size, ctx, requests;
     size_t page_size, memory, pool_bytes;
     float weight_bits;
     bool shapes, documents, json, quiet;
 } plan_options;
 
 #define ROW(field) offsetof(plan_options, field)
+
+enum { PROFILE_NONE, PROFILE_SEED, PROFILE_ASCEND };
+static const char *const profiles[] = {"none", "seed", "ascend", NULL};
 
 static const paged__option options_table[] = {
     {PAGED__OPTION_OPERAND, 0, "MODEL", NULL, ROW(model), 0, 0, NULL,
@@ -41,6 +45,9 @@ static const paged__option options_table[] = {
      "f16, f32, bf16 or int8 (default: f16)"},
     {PAGED__OPTION_INT, 0, "ctx", "N", ROW(ctx), 1, INT32_MAX, NULL,
      "tokens of the longest sequence (default: the model's context)"},
+    {PAGED__OPTION_CHOICE, 0, "profile", "NAME", ROW(profile), 0, 0, profiles,
+     "blocks of others: seed (pages of 16K, of the first document), ascend\n(128 tokens; what its "
+     "operators would refuse is told)"},
     {PAGED__OPTION_INT, 0, "block-size", "N", ROW(block_size), 1, 1024, NULL,
      "tokens of a block (default: 16)"},
     {PAGED__OPTION_BYTES, 0, "page-size", "BYTES", ROW(page_size), 0, 0, NULL,
@@ -69,20 +76,12 @@ static const paged__option options_table[] = {
 
 /* ---- the model ---- */
 
-static void take_group(paged__planner *p, int32_t n_layers, int32_t n_kv_heads, int32_t dim_k, int32_t dim_v,
-                       int32_t window) {
-    p->groups[p->n_groups++] = (paged_group_config){.n_layers = n_layers,
-                                                    .n_kv_heads = n_kv_heads,
-                                                    .head_dim_k = dim_k,
-                                                    .head_dim_v = dim_v,
-                                                    .window = window};
-}
-
 static int take_numbers(paged__planner *p, const plan_options *o) {
     if (o->model) return paged__usage_error(p->cli, "either '%s' or --layers, not both", o->model);
     if (!o->layers || !o->kv_heads || !o->head_dim)
         return paged__usage_error(p->cli, "a shape takes --layers, --kv-heads and --head-dim together");
-    take_group(p, o->layers, o->kv_heads, o->head_dim, 0, o->window);
+    p->groups[p->n_groups++] = (paged_group_config){
+        .n_layers = o->layers, .n_kv_heads = o->kv_heads, .head_dim_k = o->head_dim, .window = o->window};
     snprintf(p->model, sizeof p->model, "a shape of your own");
     p->n_ctx = 4096;
     return PAGED__EXIT_OK;
@@ -119,7 +118,7 @@ static int take_file(paged__planner *p, const char *path) {
     if (paged_model_load(path, &config, &model, &err) != PAGED_OK)
         return paged__error(p->cli, "%s", err.message);
     paged_model_get_info(model, &info);
-    take_group(p, info.n_layers, info.n_kv_heads, info.head_dim_k, info.head_dim_v, 0);
+    p->n_groups = paged__model_groups(&info, PAGED_TYPE_F16, p->groups);
     p->n_ctx = info.n_ctx_train;
     p->weight_bytes = info.weight_bytes;
     snprintf(p->model, sizeof p->model, "%s", paged__model_name(&info, path));
@@ -168,6 +167,48 @@ static int take_page(paged__planner *p, const plan_options *o) {
                             o->page_size, o->page_size / token, token);
     p->block_size = (int32_t)(o->page_size / token);
     return PAGED__EXIT_OK;
+}
+
+static int take_profile(paged__cli *cli, plan_options *o) {
+    if (o->profile == PROFILE_NONE) return PAGED__EXIT_OK;
+    if (o->block_size || o->page_size)
+        return paged__usage_error(cli, "--profile %s says what a block is; leave out --%s",
+                                  profiles[o->profile], o->block_size ? "block-size" : "page-size");
+    if (o->profile == PROFILE_SEED)
+        o->page_size = 16384;
+    else
+        o->block_size = 128;
+    return PAGED__EXIT_OK;
+}
+
+/* Notes what an Ascend card's attention would refuse of these keys and values; heads of queries are not
+ * known here, so each KV head counts for one. */
+static void judge_for_ascend(const paged__planner *p) {
+    for (int32_t g = 0; g < p->n_groups; g++) {
+        const paged_group_config *group = &p->groups[g];
+        int32_t n_blocks = (p->n_ctx - 1) / p->block_size + 1;
+        paged_ascend_config call = {.struct_size = sizeof call,
+                                    .path = PAGED_ASCEND_PREFILL,
+                                    .q_type =
+                                        group->type == PAGED_TYPE_BF16 ? PAGED_TYPE_BF16 : PAGED_TYPE_F16,
+                                    .kv_type = (int32_t)group->type,
+                                    .kv_layout = PAGED_ASCEND_BNNBSD,
+                                    .n_heads = group->n_kv_heads,
+                                    .n_kv_heads = group->n_kv_heads,
+                                    .head_dim_k = group->head_dim_k,
+                                    .head_dim_v = group->head_dim_v,
+                                    .block_size = p->block_size,
+                                    .batch = 1,
+                                    .max_q = 2,
+                                    .max_k = p->n_ctx,
+                                    .n_blocks = n_blocks,
+                                    .table_rows = 1,
+                                    .table_cols = n_blocks};
+        paged_ascend_finding found[8];
+        int32_t n = PAGED_MIN(paged_ascend_check(&call, found, 8), 8);
+        for (int32_t i = 0; i < n; i++)
+            paged__note(p->cli, "Ascend would refuse it (%s): %s", found[i].rule->id, found[i].message);
+    }
 }
 
 static int take_memory(paged__planner *p, const plan_options *o) {
@@ -342,7 +383,9 @@ static int plan_command(paged__cli *cli, int argc, char **argv) {
     if (o.shapes) return list_shapes(cli, o.json);
     if (o.documents) return paged__documents(cli, o.json);
     paged__planner p = {.cli = cli};
-    code = prepare(&p, &o);
+    code = take_profile(cli, &o);
+    if (code == PAGED__EXIT_OK) code = prepare(&p, &o);
+    if (code == PAGED__EXIT_OK && o.profile == PROFILE_ASCEND) judge_for_ascend(&p);
     if (code == PAGED__EXIT_OK) code = sweep(&p);
     if (code == PAGED__EXIT_OK && p.pool_bytes) code = replay(&p);
     if (code == PAGED__EXIT_OK && o.svg) code = paged__planner_svg(&p, o.svg);
@@ -359,6 +402,7 @@ const paged__command paged__command_plan = {
     .example = "paged plan llama-2-13b --memory 80GB\n"
                "  paged plan model.gguf --pool-bytes 1GiB --trace requests.csv --svg plan.svg\n"
                "  paged plan --layers 32 --kv-heads 32 --head-dim 64 --page-size 16K --ctx 8192\n"
+               "  paged plan llama-3-8b --profile ascend --memory 32GB\n"
                "  paged plan --documents",
     .options = options_table,
     .n_options = sizeof options_table / sizeof options_table[0],

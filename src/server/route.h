@@ -11,13 +11,7 @@ json_t *paged__body_json(paged__conn *conn);
 /* What a paged_error is over HTTP. */
 void paged__reply_status(paged__conn *conn, const paged_error *err, const char *param);
 
-/* Files that were put into the program when it was built (cmake/embed.cmake, src/server/static/). */
-typedef struct paged__file {
-    const char *path;          /* "/openapi.json" */
-    const unsigned char *data; /* [size_bytes] */
-    size_t size_bytes;
-} paged__file;
-
+/* Those of src/server/static/. */
 extern const paged__file paged__files[]; /* ends with a path of NULL */
 
 /* ---- facts.c ---- */

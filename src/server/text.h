@@ -21,4 +21,13 @@ void paged__buffer_free(paged__buffer *buffer);
 /* A JSON string of any bytes: text that is no UTF-8 has '?' in place of its bytes from 0x80 on. */
 json_t *paged__json_text(const char *text, size_t len);
 
+/* ---- files in the program ---- */
+
+/* A file that was put into the program when it was built (cmake/embed.cmake). */
+typedef struct paged__file {
+    const char *path;          /* "/openapi.json" */
+    const unsigned char *data; /* [size_bytes] */
+    size_t size_bytes;
+} paged__file;
+
 #endif

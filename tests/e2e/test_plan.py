@@ -176,6 +176,17 @@ def test_windows_take_less(paged):
     assert [row["contiguous"]["bytes"] for row in got["lengths"]] == 2 * [26 * 32768 * 1024]
 
 
+def test_a_file_with_windows_is_planned_with_them(paged, gemma):
+    """Gemma-3-270M as a file and as a name: the same groups, so the same bytes; its weights are quantised in the file."""
+    arguments = ["--ctx", 8192, "--lengths", "100,512,8192", "--pool-bytes", "256MiB"]
+    file, name = plan(paged, gemma, *arguments), plan(paged, "gemma-3-270m", *arguments)
+    assert file["groups"] == [dict(layers=n, kv_heads=1, head_dim_k=256, head_dim_v=256, window=w) for n, w in ((3, 0), (15, 512))]
+    for key in ("groups", "token_bytes", "block_bytes", "request_bytes", "tables", "lengths", "load", "pool"):
+        assert file[key] == name[key], key
+    full = plan(paged, "--layers", 18, "--kv-heads", 1, "--head-dim", 256, *arguments)
+    assert file["request_bytes"] < full["request_bytes"] / 4 and file["token_bytes"] == full["token_bytes"]
+
+
 # ---- loads ----
 
 def lengths_file(folder, requests):
@@ -346,11 +357,22 @@ def test_the_examples_of_the_help_run(paged, model, tmp_path):
     words = paged("plan", "--help").stdout
     examples = [line.split()[1:] for line in words.split("Example:\n")[1].splitlines()]
     trace = lengths_file(tmp_path, [(20, 5)])
-    assert len(examples) == 4
+    assert len(examples) == 5
     for example in examples:
         names = {"model.gguf": model, "requests.csv": trace, "plan.svg": tmp_path / "plan.svg"}
         done = paged(*[names.get(word, word) for word in example])
         assert done.returncode == 0 and done.stdout, done.stderr
+
+
+def test_profiles_are_blocks_of_others(paged):
+    assert " of 128 tokens\n" in paged("plan", "llama-3-8b", "--profile", "ascend").stdout
+    seed = paged("plan", "--layers", "32", "--kv-heads", "32", "--head-dim", "64", "--profile", "seed")
+    assert seed.stdout == paged("plan", "--layers", "32", "--kv-heads", "32", "--head-dim", "64", "--page-size", "16K").stdout
+    assert "Ascend" not in paged("plan", "llama-3-8b", "--profile", "ascend", "--kv-type", "bf16").stderr
+    refused = paged("plan", "llama-3-8b", "--profile", "ascend", "--kv-type", "f32")
+    assert refused.returncode == 0 and "Ascend would refuse it (kv_type.paged_prefill): kv_type is f32" in refused.stderr
+    for option in (["--block-size", "16"], ["--page-size", "16K"]):
+        assert f"leave out {option[0]}" in error(paged, "llama-3-8b", "--profile", "ascend", *option, code=2, env={})
 
 
 def test_the_transcripts_of_the_docs_are_what_is_printed(paged):
