@@ -24,6 +24,7 @@
 #include "paged/base.h"
 #include "paged/mem.h"
 #include "paged/model.h"
+#include "paged/opencl.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -53,6 +54,10 @@ typedef struct paged_engine_config {
                            * nobody is preempted. Answers have the same bits */
     /* Create computes a token, so that the first request finds pages and threads in place. */
     bool warm_up;
+    /* Where the pool lies and who attends: NULL or "cpu": here; "opencl": the first OpenCL device, "opencl:N"
+     * or "opencl:NAME": that one (opencl.h). All else is computed here. Answers have the same bits in any
+     * batch, others than on the CPU. Not with poison. */
+    const char *device;
 } paged_engine_config;
 
 enum {
@@ -216,7 +221,7 @@ typedef struct paged_engine_info {
     int32_t n_ctx, block_size, chunk_tokens, n_threads, max_running;
     paged_type kv_type;
     paged_layout kv_layout;
-    const char *attn_kernels;   /* "avx512" … */
+    const char *attn_kernels;   /* "avx512" …; "opencl" */
     const char *linear_kernels; /* "avx512_vnni, packed q8_0, q4_1": kernels, layout, types */
     size_t weight_bytes, pool_bytes, compute_bytes, kv_bytes_per_token;
     int32_t n_blocks;
@@ -226,6 +231,9 @@ typedef struct paged_engine_info {
 } paged_engine_info;
 
 PAGED_API void paged_engine_get_info(const paged_engine *engine, paged_engine_info *out);
+/* What a device did and holds; false: there is none. */
+PAGED_API bool paged_engine_get_device(const paged_engine *engine, paged_cl_device *device,
+                                       paged_cl_stats *stats);
 PAGED_API void paged_engine_get_cache_stats(const paged_engine *engine, paged_cache_stats *out);
 
 typedef struct paged_engine_stats {
