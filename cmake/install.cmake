@@ -1,7 +1,7 @@
 # Headers, libraries, CMake packages (paged::paged, paged::engine, paged::store), .pc files and the program.
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/paged)
-foreach(name IN ITEMS version base kv mem ops ascend plan store paged)
+foreach(name IN ITEMS version base arena kv mem ops opencl ascend plan store paged)
     install(FILES include/paged/${name}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/paged)
 endforeach()
 install(TARGETS libpaged EXPORT paged)

@@ -59,7 +59,7 @@ function(paged_library target static_target output_name export_name)
         set_target_properties(${each} PROPERTIES LINKER_LANGUAGE C)
         target_include_directories(${each} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                                   $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
-        target_link_libraries(${each} PRIVATE m Threads::Threads)
+        target_link_libraries(${each} PRIVATE m Threads::Threads ${CMAKE_DL_LIBS})
     endforeach()
     set_target_properties(${target} PROPERTIES OUTPUT_NAME ${output_name} EXPORT_NAME ${export_name}
                           VERSION ${PROJECT_VERSION} SOVERSION ${soversion})
@@ -84,6 +84,14 @@ if(TARGET room-mem)
     target_include_directories(room-mem SYSTEM PRIVATE ${XXHASH_INCLUDE_DIR})
 endif()
 paged_room(ops)
+# What the device runs is compiled there; it travels inside the library.
+set(cl_source ${PROJECT_SOURCE_DIR}/src/ops/opencl/kernels.cl)
+set(cl_file ${PROJECT_BINARY_DIR}/opencl_source.c)
+add_custom_command(OUTPUT ${cl_file}
+                   COMMAND ${CMAKE_COMMAND} -DFILE=${cl_source} -DNAME=paged__cl_source -DHEADER=ops/opencl/cl.h -DOUT=${cl_file}
+                           -P ${PROJECT_SOURCE_DIR}/cmake/embed_text.cmake
+                   DEPENDS ${cl_source} ${PROJECT_SOURCE_DIR}/cmake/embed_text.cmake)
+target_sources(room-ops PRIVATE ${cl_file})
 # The engine uses the insides of base and ops (paged__…) across the border of the libraries. So these are compiled with visible
 # symbols, and the version script exports them under a version that only an engine of exactly this release asks for.
 foreach(room IN ITEMS base ops)

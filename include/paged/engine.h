@@ -30,6 +30,7 @@
 #include "paged/base.h"
 #include "paged/mem.h"
 #include "paged/model.h"
+#include "paged/opencl.h"
 #include "paged/store.h"
 
 #ifdef __cplusplus
@@ -62,9 +63,13 @@ typedef struct paged_engine_config {
     bool warm_up;
     /* Places for keys and values outside memory, the fastest first; the array is copied. The engine opens
      * them, and closes them when it is freed; if create fails they are still the caller's. Not with
-     * no_prefix_cache, contiguous. */
+     * no_prefix_cache, contiguous, nor a device (UNSUPPORTED). */
     const paged_store *stores; /* [n_stores] */
     int32_t n_stores;          /* at most PAGED_STORES_MAX */
+    /* Where the pool lies and who attends: NULL or "cpu": here; "opencl": the first OpenCL device, "opencl:N"
+     * or "opencl:NAME": that one (opencl.h). All else is computed here. Answers have the same bits in any
+     * batch, others than on the CPU. Not with poison. */
+    const char *device;
 } paged_engine_config;
 
 enum { PAGED_STORES_MAX = 4 };
@@ -232,7 +237,7 @@ typedef struct paged_engine_info {
     int32_t n_ctx, block_size, chunk_tokens, n_threads, max_running;
     paged_type kv_type;
     paged_layout kv_layout;
-    const char *attn_kernels;   /* "avx512" … */
+    const char *attn_kernels;   /* "avx512" …; "opencl" */
     const char *linear_kernels; /* "avx512_vnni, packed q8_0, q4_1": kernels, layout, types */
     size_t weight_bytes, pool_bytes, compute_bytes, kv_bytes_per_token;
     int32_t n_blocks;
@@ -242,6 +247,9 @@ typedef struct paged_engine_info {
 } paged_engine_info;
 
 PAGED_API void paged_engine_get_info(const paged_engine *engine, paged_engine_info *out);
+/* What a device did and holds; false: there is none. */
+PAGED_API bool paged_engine_get_device(const paged_engine *engine, paged_cl_device *device,
+                                       paged_cl_stats *stats);
 PAGED_API void paged_engine_get_cache_stats(const paged_engine *engine, paged_cache_stats *out);
 
 typedef struct paged_engine_stats {

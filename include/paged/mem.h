@@ -37,27 +37,13 @@
 #ifndef PAGED_MEM_H
 #define PAGED_MEM_H
 
+#include "paged/arena.h"
 #include "paged/base.h"
 #include "paged/kv.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* The seam between ids and bytes. mem manages ids; the arena knows where the bytes are and how they are
- * copied. */
-typedef struct paged_arena {
-    void *ctx;
-    uint8_t *base;     /* first byte; never moves; NULL where the bytes cannot be addressed (a device) */
-    size_t size_bytes; /* address space, reserved once */
-    paged_status (*back)(void *ctx, size_t offset, size_t size_bytes); /* make usable; idempotent */
-    /* Gives back to the system; NULL: what is backed stays so. */
-    paged_status (*unback)(void *ctx, size_t offset, size_t size_bytes);
-    paged_status (*copy)(void *ctx, size_t dst, size_t src, size_t size_bytes);
-    void (*destroy)(void *ctx);
-    size_t granule_bytes; /* the unit of back and unback, which only see multiples of it (or the end of the
-                           * pool); a power of two; 0: 2 MiB */
-} paged_arena;
 
 /* Anonymous memory of this machine in huge pages where the system gives them, backed on first use. Errors:
  * NO_MEMORY. */

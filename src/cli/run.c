@@ -201,6 +201,17 @@ static int print_json(run *r) {
     return paged__out_json(r->cli, object, true);
 }
 
+static void print_device(const run *r) {
+    paged_cl_device device;
+    paged_cl_stats s;
+    if (!paged_engine_get_device(r->session.engine, &device, &s)) return;
+    fprintf(stderr, "device      %s, driver %s\n", device.name, device.driver);
+    fprintf(stderr, "            pool %s, tables %s, io %s, states %s; %llu kernels, KV read back %s\n",
+            paged__size(s.pool_bytes).text, paged__size(s.table_bytes).text, paged__size(s.io_bytes).text,
+            paged__size(s.state_bytes).text, (unsigned long long)s.n_kernels,
+            paged__size(s.block_read_bytes).text);
+}
+
 static void print_stats(run *r) {
     const paged_output *out = &r->end;
     paged_engine_info info;
@@ -221,6 +232,7 @@ static void print_stats(run *r) {
     paged__session_print_stats(&r->session);
     fprintf(stderr, "attention   %s kernels, %s %s\n", info.attn_kernels, paged__layout_name(info.kv_layout),
             paged__type_name(info.kv_type));
+    print_device(r);
     fprintf(stderr, "linear      %s\n", info.linear_kernels);
     fprintf(stderr, "same bits   %s (%s)\n", info.deterministic ? "yes" : "no", info.determinism);
 }

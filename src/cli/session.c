@@ -46,7 +46,8 @@ paged_engine_config paged__session_config(const paged__memory_options *o) {
                                  .kv_plain = o->block_size % PAGED_TILE != 0,
                                  .chunk_tokens = o->chunk,
                                  .n_threads = o->n_threads,
-                                 .contiguous = o->contiguous};
+                                 .contiguous = o->contiguous,
+                                 .device = o->device};
 }
 
 int paged__session_refused(paged__cli *cli, paged_status status, const paged_error *err) {
@@ -83,6 +84,9 @@ paged_status paged__session_fit(const paged__session *s, paged_engine_config *co
                                           n_ctx * PAGED_MAX(config->max_running, 1)),
                  least = paged__kv_bytes(&s->info, config->kv_type, config->block_size, config->block_size);
     size_t compute;
+    if (config->device)
+        return paged__fail(err, PAGED_ERR_UNSUPPORTED,
+                           "--fit knows the memory of this machine, not that of --device");
     if (config->chunk_tokens == 0) config->chunk_tokens = (int32_t)PAGED_MIN(n_ctx, 512);
     const paged_status status = measure_compute(s, *config, &compute, err);
     if (status || available == 0) return status; /* not known: as without --fit */

@@ -16,6 +16,7 @@ typedef struct paged__memory_options {
     size_t pool_bytes;
     bool contiguous;
     bool fit; /* the context and pool that the memory at hand holds */
+    const char *device;
 } paged__memory_options;
 
 typedef struct paged__sampling_options {
@@ -192,6 +193,15 @@ extern const char *const paged__log_levels[]; /* index: paged_log_level */
          256,                                                                                                \
          NULL,                                                                                               \
          "threads (default: the cores that this process may use)"},                                          \
+        {PAGED__OPTION_TEXT,                                                                                 \
+         0,                                                                                                  \
+         "device",                                                                                           \
+         "NAME",                                                                                             \
+         offsetof(T, m.device),                                                                              \
+         0,                                                                                                  \
+         0,                                                                                                  \
+         NULL,                                                                                               \
+         "where the KV pool lies and attention runs: cpu (default),\nopencl, opencl:NUMBER or opencl:NAME"}, \
     {                                                                                                        \
         PAGED__OPTION_INT, 0, "chunk", "N", offsetof(T, m.chunk), 1, 65536, NULL,                            \
             "prompt tokens computed in one step at most (default: 512)"                                      \

@@ -112,6 +112,22 @@ static bool fits_alone(const paged_engine *e, int32_t n_tokens) {
     return n_extents <= e->cache->n_extents;
 }
 
+/* The device that the configuration names, with the pool on it; nothing if that is the CPU. */
+static paged_status open_device(paged_engine *e, paged_error *err) {
+    static const char prefix[] = "opencl";
+    const char *device = e->config.device;
+    const size_t n = sizeof prefix - 1;
+    e->config.device = NULL; /* the caller's */
+    if (!device || strcmp(device, "cpu") == 0) return PAGED_OK;
+    if (strncmp(device, prefix, n) != 0 || (device[n] && device[n] != ':'))
+        return paged__fail(err, PAGED_ERR_INVALID_ARG,
+                           "device is \"%.64s\"; cpu, opencl, opencl:NUMBER or opencl:NAME", device);
+    const paged_cl_config config = {.struct_size = sizeof config,
+                                    .device = device[n] ? device + n + 1 : NULL};
+    paged_status s = paged_cl_open(&config, &e->cl, err);
+    return s ? s : paged_cl_arena_create(e->cl, e->config.pool_bytes, &e->arena, err);
+}
+
 /* The pool, and the context that it can hold: the smaller of what was asked for and what fits. */
 static paged_status create_cache(paged_engine *e, const paged_model_info *info, paged_error *err) {
     paged_engine_config *c = &e->config;
@@ -139,6 +155,8 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
     if (!e->windowed)
         e->n_ctx = (int32_t)PAGED_MIN((int64_t)c->n_ctx,
                                       (int64_t)(c->pool_bytes / block_bytes) * c->block_size - n_spare);
+    paged_status s = open_device(e, err);
+    if (s) return s;
     const paged_cache_config cc = {.struct_size = sizeof cc,
                                    .groups = groups,
                                    .n_groups = e->n_groups,
@@ -150,9 +168,10 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
                                    .contiguous = c->contiguous,
                                    .trim_after = 10 * 1000000000ull, /* ns, as of paged__now_ns() */
                                    .poison = c->poison,
+                                   .arena = e->cl ? &e->arena : NULL,
                                    .event = c->n_stores ? paged__stores_event : c->event,
                                    .event_user = c->n_stores ? e : c->event_user};
-    paged_status s = paged_cache_create(&cc, &e->cache, err);
+    s = paged_cache_create(&cc, &e->cache, err);
     paged_cache_stats stats;
     if (s) return s;
     paged_cache_get_stats(e->cache, &stats);
@@ -200,7 +219,9 @@ static paged_status create_backend(paged_engine *e, paged_error *err) {
                                      .max_k = e->n_ctx,
                                      .max_shared_q = c->max_running > 1 ? c->max_running : 0,
                                      .n_threads = c->n_threads,
-                                     .kv = kv};
+                                     .kv = kv,
+                                     .cl = e->cl,
+                                     .arena = &e->arena};
     paged_status s = PAGED_OK;
     if (!e->backend.step) {
         s = paged__runner_create(e->model, &rc, &e->runner, err);
@@ -319,6 +340,8 @@ void paged_engine_free(paged_engine *e) {
     paged__free(e->slots);
     paged__runner_free(e->runner);
     paged_cache_free(e->cache);
+    if (e->arena.destroy) e->arena.destroy(e->arena.ctx);
+    paged_cl_close(e->cl);
     paged__free(e);
 }
 
@@ -349,6 +372,13 @@ void paged_engine_get_info(const paged_engine *e, paged_engine_info *out) {
         .deterministic = e->deterministic,
     };
     memcpy(out->determinism, e->determinism, sizeof out->determinism);
+}
+
+bool paged_engine_get_device(const paged_engine *e, paged_cl_device *device, paged_cl_stats *stats) {
+    if (!e->cl) return false;
+    if (device) *device = *paged_cl_get_device(e->cl);
+    if (stats) paged_cl_get_stats(e->cl, stats);
+    return true;
 }
 
 void paged_engine_get_cache_stats(const paged_engine *e, paged_cache_stats *out) {

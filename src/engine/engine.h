@@ -139,6 +139,8 @@ struct paged_engine {
     paged_engine_config config; /* all defaults filled in */
     int32_t n_ctx, n_vocab;
     int32_t max_outputs; /* rows of logits that a step can make */
+    paged_cl *cl;        /* NULL: the pool lies here */
+    paged_arena arena;   /* of cl */
     paged_cache *cache;
     paged__backend backend;
     paged__runner *runner; /* NULL: the backend is not ours */

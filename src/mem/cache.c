@@ -336,11 +336,12 @@ paged_status paged_cache_kv(const paged_cache *cache, int32_t group, int32_t lay
     if (!cache || !out || group < 0 || group >= cache->n_groups) return PAGED_ERR_INVALID_ARG;
     const paged__group *gr = &cache->groups[group];
     const paged_group_config *gc = &gr->config;
-    if (layer < 0 || layer >= gc->n_layers || !cache->arena.base) return PAGED_ERR_INVALID_ARG;
-    uint8_t *k = cache->arena.base + (size_t)layer * (gr->block_bytes / (size_t)gc->n_layers);
+    if (layer < 0 || layer >= gc->n_layers) return PAGED_ERR_INVALID_ARG;
+    uintptr_t k = cache->arena.base ? (uintptr_t)cache->arena.base : PAGED_ARENA_AWAY;
+    k += (size_t)layer * (gr->block_bytes / (size_t)gc->n_layers);
     *out = (paged_kv){
-        .k = k,
-        .v = k + gr->k_bytes,
+        .k = (uint8_t *)k,
+        .v = (uint8_t *)(k + gr->k_bytes),
         .block_stride = (int64_t)gr->block_bytes,
         .k_head_stride = (int64_t)(gr->k_bytes / (size_t)gc->n_kv_heads),
         .v_head_stride = (int64_t)(gr->v_bytes / (size_t)gc->n_kv_heads),
@@ -353,8 +354,9 @@ paged_status paged_cache_kv(const paged_cache *cache, int32_t group, int32_t lay
         .layout = gc->layout,
     };
     if (gr->scale_bytes) {
-        out->k_scale = out->v + gr->v_bytes;
-        out->v_scale = out->k_scale + gr->scale_bytes;
+        k += gr->k_bytes + gr->v_bytes;
+        out->k_scale = (uint8_t *)k;
+        out->v_scale = (uint8_t *)(k + gr->scale_bytes);
         out->scale_block_stride = (int64_t)gr->block_bytes;
         out->scale_head_stride = (int64_t)(gr->scale_bytes / (size_t)gc->n_kv_heads);
     }

@@ -279,11 +279,11 @@ static void prepare_heads(const paged__lane *t, const paged__layer *l, int32_t i
     }
 }
 
-static void write_kv(paged__lane *t, const paged__layer *l) {
-    paged__runner *r = t->runner;
+/* Norms of heads and RoPE on q and k of this thread's rows begin … end - 1. */
+static void prepare_rows(paged__lane *t, const paged__layer *l, int32_t *begin_out, int32_t *end_out) {
+    const paged__runner *r = t->runner;
     const paged__hparams *hp = &t->model->hp;
-    const int64_t q_dim = (int64_t)hp->n_heads * hp->head_dim_k,
-                  k_dim = (int64_t)hp->n_kv_heads * hp->head_dim_k;
+    const int64_t q_dim = (int64_t)hp->n_heads * hp->head_dim_k;
     int32_t begin, end;
     my_rows(t, t->n_tokens, &begin, &end);
     for (int32_t i = begin; i < end; i++) {
@@ -291,27 +291,69 @@ static void write_kv(paged__lane *t, const paged__layer *l) {
         prepare_heads(t, l, i, q, hp->n_heads, l->q_norm);
         prepare_heads(t, l, i, q + q_dim, hp->n_kv_heads, l->k_norm);
     }
-    const float *k = r->qkv + begin * r->qkv_dim + q_dim;
+    *begin_out = begin;
+    *end_out = end;
+}
+
+/* Keys of row 0 in qkv; values are k_dim behind. */
+static const float *keys_of_rows(const paged__runner *r, int64_t *k_dim) {
+    const paged__hparams *hp = &r->model->hp;
+    *k_dim = (int64_t)hp->n_kv_heads * hp->head_dim_k;
+    return r->qkv + (int64_t)hp->n_heads * hp->head_dim_k;
+}
+
+static void write_kv(paged__lane *t, const paged__layer *l) {
+    paged__runner *r = t->runner;
+    int32_t begin, end;
+    int64_t k_dim;
+    prepare_rows(t, l, &begin, &end);
+    const float *k = keys_of_rows(r, &k_dim) + begin * r->qkv_dim;
     if (begin < end)
         paged_kv_write(&r->kv[l->index], k, r->qkv_dim, k + k_dim, r->qkv_dim,
                        r->step->slots[l->group] + begin, end - begin, 0, 1);
     barrier(t);
 }
 
+static void attend_here(paged__lane *t, const paged__layer *l, const paged_attn_io *io) {
+    paged_attn *attn = t->runner->attn[l->group];
+    paged_attn_run(attn, &t->runner->kv[l->index], io, t->ith, t->nth);
+    barrier(t);
+    if (!paged_attn_needs_merge(attn)) return;
+    paged_attn_merge(attn, io, t->ith, t->nth);
+    barrier(t);
+}
+
+/* Both on the device, which one thread talks to. After a failure the step goes on with what is there, since
+ * the others cannot be told to stop, and fails at its end. */
+static void write_and_attend_away(paged__lane *t, const paged__layer *l, const paged_attn_io *io) {
+    paged__runner *r = t->runner;
+    paged_cl_attn *attn = r->away[l->group];
+    const paged_kv *kv = &r->kv[l->index];
+    int32_t begin, end;
+    int64_t k_dim;
+    prepare_rows(t, l, &begin, &end);
+    barrier(t);
+    if (t->ith == 0 && !r->device) {
+        const float *k = keys_of_rows(r, &k_dim);
+        r->device = paged_cl_kv_write(attn, kv, k, r->qkv_dim, k + k_dim, r->qkv_dim, NULL, &r->device_error);
+        if (!r->device && io) r->device = paged_cl_attn_run(attn, kv, io, &r->device_error);
+    }
+    barrier(t);
+}
+
 bool paged__attend(paged__lane *t, const paged__layer *l) {
     paged__runner *r = t->runner;
-    paged_attn *attn = r->attn[l->group];
     const bool is_last = l->index == t->model->hp.n_layers - 1;
     const paged_attn_io io = {.q = r->qkv, .q_stride = r->qkv_dim, .out = r->a};
     if (t->ith == 0) r->attn_start_ns = paged__now_ns();
-    write_kv(t, l);
-    if (is_last && t->n_outputs == 0) return false;
-    paged_attn_run(attn, &r->kv[l->index], &io, t->ith, t->nth);
-    barrier(t);
-    if (paged_attn_needs_merge(attn)) {
-        paged_attn_merge(attn, &io, t->ith, t->nth);
-        barrier(t);
+    const bool attends = !is_last || t->n_outputs > 0;
+    if (r->away[l->group]) {
+        write_and_attend_away(t, l, attends ? &io : NULL);
+    } else {
+        write_kv(t, l);
+        if (attends) attend_here(t, l, &io);
     }
+    if (!attends) return false;
     if (t->ith == 0) r->attn_ns += paged__now_ns() - r->attn_start_ns;
     if (is_last) keep_outputs(t);
     return true;

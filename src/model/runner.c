@@ -34,7 +34,8 @@ static paged_status create_attn(paged__runner *r, const paged_kv *kv, paged_erro
             .max_k = r->config.max_k,
             .max_shared_q = r->model->groups[g].window ? 0 : r->config.max_shared_q,
         };
-        s = paged_attn_create(&c, &r->attn[g], err);
+        s = r->config.cl ? paged_cl_attn_create(r->config.cl, r->config.arena, &c, &r->away[g], err)
+                         : paged_attn_create(&c, &r->attn[g], err);
     }
     return s;
 }
@@ -159,6 +160,7 @@ void paged__runner_free(paged__runner *r) {
     paged__team_free(r->team);
     for (int32_t i = 0; i < PAGED__MODEL_GROUPS; i++) {
         paged_attn_free(r->attn[i]);
+        paged_cl_attn_free(r->away[i]);
         paged__free(r->inv_freq[i]);
     }
     paged__free(r->arena);
@@ -193,8 +195,14 @@ static paged_status plan(paged__runner *r, const paged__step *step, paged_error 
     for (int32_t g = 0; g < r->model->n_groups && !s; g++) {
         int32_t il = 0;
         while (r->model->layers[il].group != g) il++;
-        s = paged_kv_check_slots(&r->kv[il], step->slots[g], step->n_tokens, err);
-        if (!s) s = paged_attn_plan(r->attn[g], &step->batch[g], &r->kv[il], err);
+        const paged_kv *kv = &r->kv[il];
+        if (r->away[g]) {
+            s = paged_cl_slots_plan(r->away[g], kv, step->slots[g], step->n_tokens, err);
+            if (!s) s = paged_cl_attn_plan(r->away[g], &step->batch[g], kv, err);
+        } else {
+            s = paged_kv_check_slots(kv, step->slots[g], step->n_tokens, err);
+            if (!s) s = paged_attn_plan(r->attn[g], &step->batch[g], kv, err);
+        }
     }
     return s;
 }
@@ -219,8 +227,10 @@ paged_status paged__runner_step(paged__runner *r, const paged__step *step, const
     if (!s) s = plan(r, step, err);
     if (s) return s;
     r->step = step;
+    r->device = PAGED_OK;
     paged__team_run(r->team, run_lane, r);
     r->step = NULL;
+    if (r->device) return paged__fail(err, r->device, "%s", r->device_error.message);
     if (logits) *logits = step->n_outputs ? r->logits : NULL;
     r->step_ns += paged__now_ns() - start;
     return PAGED_OK;
@@ -237,7 +247,7 @@ size_t paged__runner_compute_bytes(const paged__runner *r) {
 }
 
 const char *paged__runner_attn_kernels(const paged__runner *r) {
-    return paged_attn_kernels(r->attn[0]);
+    return r->away[0] ? "opencl" : paged_attn_kernels(r->attn[0]);
 }
 
 void paged__runner_times(const paged__runner *r, uint64_t *attn_ns, uint64_t *step_ns) {

@@ -10,6 +10,7 @@
 #define PAGED_MODEL_RUNNER_H
 
 #include "model/model.h"
+#include "paged/opencl.h"
 #include "paged/ops.h"
 
 typedef struct paged__runner paged__runner;
@@ -20,6 +21,10 @@ typedef struct paged__runner_config {
     int32_t max_shared_q;                      /* cascade: most rows of all sequences that share */
     int32_t n_threads;
     const paged_kv *kv; /* [n_layers] copied; what they point to is borrowed */
+    /* Where keys and values lie on a device, which then writes them and attends: its arena, which `kv` has
+     * addresses in. Borrowed. NULL: they lie here. */
+    paged_cl *cl;
+    const paged_arena *arena;
 } paged__runner_config;
 
 typedef struct paged__step {
@@ -39,7 +44,7 @@ paged_status paged__runner_create(const paged_model *model, const paged__runner_
 void paged__runner_free(paged__runner *r); /* NULL is fine */
 
 /* logits: [n_outputs, n_vocab], borrowed until the next step; NULL without outputs. Errors: INVALID_ARG
- * (before anything was written). */
+ * (before anything was written); IO, NO_MEMORY of a device. */
 paged_status paged__runner_step(paged__runner *r, const paged__step *step, const float **logits,
                                 paged_error *err);
 
@@ -67,9 +72,10 @@ struct paged__team;
 
 struct paged__runner {
     const paged_model *model;
-    paged__runner_config config; /* config.kv is not kept */
-    paged_attn *attn[PAGED__MODEL_GROUPS];
-    paged_kv *kv; /* [n_layers] */
+    paged__runner_config config;              /* config.kv is not kept */
+    paged_attn *attn[PAGED__MODEL_GROUPS];    /* where keys and values lie here */
+    paged_cl_attn *away[PAGED__MODEL_GROUPS]; /* where they lie on a device */
+    paged_kv *kv;                             /* [n_layers] */
     struct paged__team *team;
     double *inv_freq[PAGED__MODEL_GROUPS]; /* [n_rot / 2] radians a position, by hp.rope; NULL: not used */
     double magnitude[PAGED__MODEL_GROUPS]; /* of cos and sin */
@@ -90,7 +96,9 @@ struct paged__runner {
     uint8_t *own_inputs;               /* [n_threads][own_bytes] the same for up to PAGED__FEW_ROWS rows */
     size_t own_bytes;
 
-    const paged__step *step; /* while a step computes */
+    const paged__step *step;  /* while a step computes */
+    paged_status device;      /* the first failure of a device in this step, */
+    paged_error device_error; /* and what it said */
     uint64_t attn_start_ns, attn_ns, step_ns;
 };
 

@@ -84,6 +84,15 @@ static paged_attn_config with_defaults(const paged_attn_config *config) {
     return c;
 }
 
+paged_status paged__attn_config_check(const paged_attn_config *config, paged_attn_config *out,
+                                      paged_error *err) {
+    if (!config) INVALID("config is NULL");
+    if (config->struct_size != sizeof *config)
+        INVALID("struct_size is %zu, not %zu", config->struct_size, sizeof *config);
+    *out = with_defaults(config);
+    return check_config(out, err);
+}
+
 static size_t round_up_16(size_t n) {
     return (n + 15) / 16 * 16;
 }
@@ -182,11 +191,9 @@ static void derive(paged_attn *attn) {
 }
 
 paged_status paged_attn_create(const paged_attn_config *config, paged_attn **out, paged_error *err) {
-    if (!config || !out) INVALID("%s is NULL", config ? "out" : "config");
-    if (config->struct_size != sizeof *config)
-        INVALID("struct_size is %zu, not %zu", config->struct_size, sizeof *config);
-    paged_attn_config c = with_defaults(config);
-    paged_status status = check_config(&c, err);
+    paged_attn_config c;
+    if (!out) INVALID("out is NULL");
+    paged_status status = paged__attn_config_check(config, &c, err);
     if (status) return status;
 
     paged_attn *attn = paged__calloc(1, sizeof *attn);
@@ -324,6 +331,18 @@ static paged_status check_shared(const paged_attn_config *c, const paged_batch *
     return PAGED_OK;
 }
 
+paged_status paged__attn_check(const paged_attn_config *c, const paged_batch *batch, const paged_kv *kv,
+                               paged_error *err) {
+    int32_t n_shared_q = 0;
+    paged_status status = check_kv(c, batch, kv, err);
+    if (!status) status = check_batch(c, batch, kv, err);
+    for (int32_t seq = 0; !status && seq < batch->tables.n_seqs; seq++)
+        status = check_seq(c, batch, seq, kv, err);
+    for (int32_t i = 0; i < batch->n_shared && !status; i++)
+        status = check_shared(c, batch, kv, i, &n_shared_q, err);
+    return status;
+}
+
 /* Splits of the group that are read once: whole, and seen by all its queries. */
 static int32_t shared_splits(const paged_attn *attn, const paged_batch *batch, const paged_kv *kv,
                              const paged_shared *g) {
@@ -413,18 +432,11 @@ static void add_all(paged_attn *attn, const paged_batch *batch, const paged_kv *
 paged_status paged_attn_plan(paged_attn *attn, const paged_batch *batch, const paged_kv *kv,
                              paged_error *err) {
     if (!attn || !batch || !kv) INVALID("%s is NULL", !attn ? "attn" : !batch ? "batch" : "kv");
-    const paged_attn_config *c = &attn->config;
-    int32_t n_shared_q = 0;
     attn->n_entries = 0;
     attn->cost = 0;
     attn->n_shared_q = 0;
     attn->needs_merge = false;
-    paged_status status = check_kv(c, batch, kv, err);
-    if (!status) status = check_batch(c, batch, kv, err);
-    for (int32_t seq = 0; !status && seq < batch->tables.n_seqs; seq++)
-        status = check_seq(c, batch, seq, kv, err);
-    for (int32_t i = 0; !status && i < batch->n_shared; i++)
-        status = check_shared(c, batch, kv, i, &n_shared_q, err);
+    paged_status status = paged__attn_check(&attn->config, batch, kv, err);
     if (status) return status;
     attn->tables = batch->tables;
     attn->cu_seqlens_q = batch->cu_seqlens_q;

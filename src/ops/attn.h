@@ -112,6 +112,13 @@ struct paged_attn {
     float *cascade; /* [n_splits_max, n_kv_heads, max_shared_q, group] states of rows of cascades */
 };
 
+/* What create and plan refuse, for whoever computes attention: the configuration, with its defaults filled
+ * in; a batch against it. */
+paged_status paged__attn_config_check(const paged_attn_config *config, paged_attn_config *out,
+                                      paged_error *err);
+paged_status paged__attn_check(const paged_attn_config *config, const paged_batch *batch, const paged_kv *kv,
+                               paged_error *err);
+
 /* Whether the items of the entry are splits of a head. */
 static inline bool paged__entry_can_cut(const paged_attn *attn, const paged__entry *entry) {
     return entry->n_splits > 1 && (entry->shared_q >= 0 || entry->n_rows <= attn->rows_cut);

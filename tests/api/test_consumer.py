@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("PAGED_BUILD", ROOT / "build" / "release"))
 CONSUMER = ROOT / "tests" / "api" / "consumer"
 # Which public headers which library has.
-CORE, ENGINE = ("base", "kv", "mem", "ops", "ascend", "plan"), ("model", "engine", "service", "conversation")
+CORE, ENGINE = ("base", "arena", "kv", "mem", "ops", "opencl", "ascend", "plan"), ("model", "engine", "service", "conversation")
 STORE = ("file_store", "redis_store")
 VERSION = re.search(r'VERSION_STRING "([0-9.]+)"', (ROOT / "include/paged/version.h").read_text())[1]
 
