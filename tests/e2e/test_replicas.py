@@ -82,11 +82,6 @@ class Conversation:
         raise AssertionError(value)
 
 
-def cached_part(answer):
-    usage = answer["usage"]
-    return usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"]
-
-
 def test_a_conversation_outlives_its_server(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("h")
     n_talks, n_turns = 4, 4
@@ -108,7 +103,6 @@ def test_a_conversation_outlives_its_server(model, tmp_path_factory):
             assert talk.served_by == at and re.fullmatch(r"replica-[123]", at)  # it stays where its blocks are
             assert first["choices"]
         lost = int(talks[0].served_by[-1]) - 1
-        orphans = [t for t in talks if t.served_by == talks[0].served_by]
         # Killed while all of them talk.
         with concurrent.futures.ThreadPoolExecutor(n_talks) as pool:
             running = [pool.submit(t.say) for t in talks]
@@ -122,9 +116,6 @@ def test_a_conversation_outlives_its_server(model, tmp_path_factory):
             assert [a["choices"] for a in talk.answers] == [a["choices"] for a in want.answers]
             kept = balancer.get(talk.path)["messages"]
             assert kept == alone_messages(want, talk) and len(kept) == 1 + 2 * n_turns
-        print("cached after the kill:", [f"{cached_part(t.answers[2]):.2f}" for t in orphans])
-        for talk in orphans:
-            assert cached_part(talk.answers[2]) >= 0.9
 
         # One that drains ends what it has begun, and nothing new comes to it.
         talk = talks[0]
