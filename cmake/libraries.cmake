@@ -114,6 +114,7 @@ if(PAGED_ENGINE)
 
     paged_room(model ggml::ggml PkgConfig::PCRE2)
     paged_room(engine ggml::ggml)
+    target_include_directories(room-engine SYSTEM PRIVATE ${XXHASH_INCLUDE_DIR})
     paged_room(store PkgConfig::SQLITE PkgConfig::HIREDIS)
     target_include_directories(room-store SYSTEM PRIVATE ${XXHASH_INCLUDE_DIR})
     paged_room(server ggml::ggml PkgConfig::JANSSON PkgConfig::EVENT)

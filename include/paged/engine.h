@@ -15,6 +15,12 @@
  * The answer has the same bits as without, where paged_engine_info says deterministic. A request with
  * prompt_logprobs computes its whole prompt.
  *
+ * With stores (store.h) keys and values outlive memory. Each block is written to all of them when it is full,
+ * and a last, partly filled one when its request has ended, by a thread of the engine's own: no step waits
+ * for it, and what its queue does not hold is not written. A request whose beginning is not in memory asks
+ * them while it waits (PAGED_WAIT_STORE), and what they have is read instead of computed where that is
+ * faster. The answer has the same bits here, too.
+ *
  * Thread rule: one thread at a time per engine, paged_engine_cancel aside, which any thread or signal handler
  * may call. An engine for many threads: service.h.
  */
@@ -24,6 +30,7 @@
 #include "paged/base.h"
 #include "paged/mem.h"
 #include "paged/model.h"
+#include "paged/store.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -53,7 +60,14 @@ typedef struct paged_engine_config {
                            * nobody is preempted. Answers have the same bits */
     /* Create computes a token, so that the first request finds pages and threads in place. */
     bool warm_up;
+    /* Places for keys and values outside memory, the fastest first; the array is copied. The engine opens
+     * them, and closes them when it is freed; if create fails they are still the caller's. Not with
+     * no_prefix_cache, contiguous. */
+    const paged_store *stores; /* [n_stores] */
+    int32_t n_stores;          /* at most PAGED_STORES_MAX */
 } paged_engine_config;
+
+enum { PAGED_STORES_MAX = 4 };
 
 enum {
     PAGED_AGING_MS = 1000, /* a level of priority is worth so much waiting */
@@ -163,6 +177,7 @@ typedef enum paged_wait {
     PAGED_WAIT_PROMISE,   /* another one computes what it needs */
     PAGED_WAIT_PREEMPTED, /* it ran, and gave its blocks to others */
     PAGED_WAIT_READER,    /* its output waits for its reader; see service.h */
+    PAGED_WAIT_STORE,     /* what it needs is looked for in stores, or read from them */
     PAGED_WAIT_KINDS
 } paged_wait;
 
@@ -195,6 +210,7 @@ typedef struct paged_output {
     paged_wait wait;
     int32_t n_preemptions;
     int32_t n_dropped; /* tokens of prompt and answer that keep_sink has taken out of the context; 0: exact */
+    int32_t store_tokens; /* of cached_tokens: those that came from a store */
 } paged_output;
 
 PAGED_API paged_status paged_engine_read(paged_engine *engine, uint64_t id,
@@ -238,9 +254,21 @@ typedef struct paged_engine_stats {
                                                * requests; rows that this served */
     uint64_t n_stalls;                        /* tokens put off by a step because nobody could give a block */
     uint64_t n_dropped;                       /* tokens, by keep_sink */
+    /* stores: requests that asked them; that got tokens from them; tokens and bytes that they got */
+    uint64_t n_store_asks, n_store_hits, n_store_tokens, n_store_read_bytes;
+    uint64_t n_store_writes, n_store_written_bytes; /* blocks that were given to them, to all together */
+    uint64_t n_store_dropped;  /* blocks that were to be written and are not: no place in the queue, or the
+                                * memory was needed */
+    uint64_t n_store_failures; /* reads that gave something else than was asked for; writes that failed */
+    double store_read_ms, store_write_ms; /* of the thread that does it */
+    int32_t n_store_queued;               /* blocks that wait to be written, now */
 } paged_engine_stats;
 
 PAGED_API void paged_engine_get_stats(const paged_engine *engine, paged_engine_stats *out);
+
+/* The name of a store, and what it says of itself. False: it has no store of that number. */
+PAGED_API bool paged_engine_get_store(const paged_engine *engine, int32_t i, const char **name,
+                                      paged_store_stats *out);
 
 /* The engine's cache, to look at with the functions of mem.h that take a const one. Borrowed. */
 PAGED_API const paged_cache *paged_engine_cache(const paged_engine *engine);

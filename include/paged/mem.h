@@ -203,6 +203,10 @@ PAGED_API paged_status paged_seq_promise(paged_cache *cache, paged_seq seq, cons
                                          const int32_t *tokens, int32_t n_tokens, bool *waits);
 PAGED_API int32_t paged_seq_waits(const paged_cache *cache, paged_seq seq); /* 1, 0; -1: stale */
 
+/* How many of the tokens that a sequence has promised a match would find now; -1: stale, or it promised
+ * nothing. */
+PAGED_API int32_t paged_seq_reach(const paged_cache *cache, paged_seq seq);
+
 /* Keeps what is cached of these tokens. priority (0 … 255, 0 at first): of the leaves, the lowest go first.
  * until: pinned, that is not evicted at all, as long as paged_cache_set_clock() was told less; 0: not pinned,
  * an earlier pin on the same piece ends. *n_kept: how many of the tokens are kept. A pin
@@ -211,6 +215,35 @@ PAGED_API int32_t paged_seq_waits(const paged_cache *cache, paged_seq seq); /* 1
 PAGED_API paged_status paged_prefix_keep(paged_cache *cache, const paged_namespace *space,
                                          const int32_t *tokens, int32_t n_tokens, int32_t priority,
                                          uint64_t until, int32_t *n_kept);
+
+/* ---- transfers ---- */
+
+/* What an entry of the index is made of, while somebody reads it. */
+typedef struct paged_hold {
+    int32_t entry;                    /* as in paged_event */
+    int32_t first, n_tokens;          /* position of its first token in its sequence */
+    const int32_t *tokens;            /* [n_tokens] */
+    int32_t blocks[PAGED_GROUPS_MAX]; /* of each group; -1: a group with a window has given it up */
+} paged_hold;
+
+/* Holds an entry: until it is released its blocks are in use, so that they are neither evicted nor moved nor
+ * written, and any thread may read their bytes and `tokens` without a lock, while this cache goes on. Of the
+ * entries before it those blocks are held that a match needs; they may move. Can be held many times; each
+ * hold is released once. O(blocks before it). Errors: NOT_FOUND (no such entry any more), LIMIT (65535 holds
+ * of it, or as paged_prefix_keep()). */
+PAGED_API paged_status paged_entry_hold(paged_cache *cache, int32_t entry, paged_hold *out);
+PAGED_API void paged_entry_release(paged_cache *cache, const paged_hold *hold);
+
+/* The same for a block of a sequence that somebody else writes into before it is committed: its bytes are
+ * nobody else's until it is released, also where the sequence is freed meanwhile. Errors: INVALID_ARG (no
+ * such block, or one that nobody uses), LIMIT. */
+PAGED_API paged_status paged_block_hold(paged_cache *cache, int32_t group, int32_t block);
+PAGED_API void paged_block_release(paged_cache *cache, int32_t group, int32_t block);
+
+/* Zeros in every slot of a block from slot n_tokens on, in any layout and type: what is there belonged to
+ * others. `bytes`: of paged_block_bytes(). */
+PAGED_API void paged_block_clear(const paged_group_config *group, int32_t block_size, void *bytes,
+                                 int32_t n_tokens);
 
 /* Tells the time, in the caller's unit, which never goes back; pins that end by then are released, and
  * memory that was idle for config.trim_after goes back to the system, at most 64 granules (128 MiB) a call.
@@ -335,7 +368,8 @@ typedef struct paged_cache_stats {
 
 PAGED_API void paged_cache_get_stats(const paged_cache *cache, paged_cache_stats *out);
 
-/* References to a block, pins included; 0 for a free or cached one, -1 for an id that does not exist. */
+/* References to a block, pins and transfers included; 0 for a free or cached one, -1 for an id that does not
+ * exist. */
 PAGED_API int32_t paged_block_refs(const paged_cache *cache, int32_t group, int32_t block);
 
 /* ---- looking at blocks ---- */
@@ -350,7 +384,7 @@ typedef enum paged_block_state {
 
 typedef struct paged_block_view {
     paged_block_state state;
-    int32_t refs; /* table entries and pins that name it; of TAILS: tiles in use */
+    int32_t refs; /* table entries, pins and transfers that name it; of TAILS: tiles in use */
     bool backed;  /* its memory is taken from the system */
     bool indexed; /* a prompt may find it */
 } paged_block_view;

@@ -11,7 +11,7 @@
  * fingerprint, the parent and the tokens are right; anything else is a miss, never an answer.
  *
  * Implementations: file_store.h, redis_store.h; a store in memory, for tests and to begin one of your own, is
- * in tests/unit/test_stores.c.
+ * in tests/memory_store.h.
  */
 #ifndef PAGED_STORE_H
 #define PAGED_STORE_H
@@ -37,7 +37,7 @@ typedef struct paged_store_shape {
 } paged_store_shape;
 
 typedef struct paged_record {
-    paged_key key, parent; /* parent: of the block before; none: it is the first one of its namespace */
+    paged_key key, parent; /* parent: of the block before; of a first one, what stands for its namespace */
     int32_t first;         /* position of its first token */
     int32_t n_tokens;      /* of this block; less than block_size: a sealed tail */
     int32_t *tokens;       /* [block_size] of the caller */

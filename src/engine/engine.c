@@ -1,5 +1,6 @@
 /* engine/engine.c: create, free, facts. */
 #include "engine/engine.h"
+#include "mem/hash.h"
 
 enum {
     DEFAULT_BLOCK = 16,
@@ -44,14 +45,33 @@ static paged_status fill_defaults(const paged_model_info *info, paged_engine_con
     return PAGED_OK;
 }
 
-static uint64_t hash_text(uint64_t hash, const char *text) {
-    for (; *text; text++) hash = paged__mix(hash ^ (uint64_t)(uint8_t)*text);
-    return paged__mix(hash);
-}
-
-static void set_fingerprint(paged_engine *e, const paged_model_info *info) {
-    e->fingerprint[0] = hash_text(hash_text(0, info->arch), info->name);
-    e->fingerprint[1] = paged__mix((uint64_t)info->file_bytes) ^ (uint64_t)info->n_params;
+/* The header of the file, with names, numbers and vocabulary, and of each tensor N_PIECES pieces of PIECE
+ * bytes, evenly spread, or all of it: any training touches all rows. The whole of the weights would take a
+ * second for each 10 GB. */
+static void set_fingerprint(paged_engine *e) {
+    enum { PIECE = 4096, N_PIECES = 8 };
+    const paged__gguf *file = e->model->file;
+    XXH3_state_t state;
+    size_t size_bytes, first;
+    const uint8_t *map = paged__gguf_map(file, &size_bytes);
+    first = size_bytes;
+    XXH3_128bits_reset(&state);
+    for (int32_t i = 0; i < paged__gguf_n_tensors(file); i++) {
+        const paged__gguf_tensor *t = paged__gguf_tensor_at(file, i);
+        const uint8_t *data = t->data;
+        first = PAGED_MIN(first, (size_t)(data - map));
+        if (t->size_bytes <= (size_t)N_PIECES * PIECE) {
+            XXH3_128bits_update(&state, data, t->size_bytes);
+            continue;
+        }
+        for (size_t k = 0; k < N_PIECES; k++)
+            XXH3_128bits_update(&state, data + (t->size_bytes - PIECE) / (N_PIECES - 1) * k, PIECE);
+    }
+    XXH3_128bits_update(&state, map, first);
+    XXH3_128bits_update(&state, &size_bytes, sizeof size_bytes);
+    const XXH128_hash_t hash = XXH3_128bits_digest(&state);
+    e->fingerprint[0] = hash.low64;
+    e->fingerprint[1] = hash.high64;
     /* Some models turn keys in another way in an engine of a long context. */
     if (paged__rope_is_long(&e->model->hp.rope[0], e->n_ctx)) e->fingerprint[1] = ~e->fingerprint[1];
 }
@@ -130,8 +150,8 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
                                    .contiguous = c->contiguous,
                                    .trim_after = 10 * 1000000000ull, /* ns, as of paged__now_ns() */
                                    .poison = c->poison,
-                                   .event = c->event,
-                                   .event_user = c->event_user};
+                                   .event = c->n_stores ? paged__stores_event : c->event,
+                                   .event_user = c->n_stores ? e : c->event_user};
     paged_status s = paged_cache_create(&cc, &e->cache, err);
     paged_cache_stats stats;
     if (s) return s;
@@ -244,13 +264,14 @@ static paged_status create(paged_engine *e, const paged_engine_config *config, p
     e->max_outputs = PAGED_MAX(LOGITS_BYTES / (4 * e->n_vocab), e->config.max_running + 1);
     e->max_outputs = PAGED_MIN(e->max_outputs, e->config.chunk_tokens);
     s = create_cache(e, &info, err);
-    if (!s) set_fingerprint(e, &info);
+    if (!s) set_fingerprint(e);
     if (!s) s = create_backend(e, err);
     if (!s) s = create_tables(e, err);
     if (!s && e->runner)
         s = paged__model_self_test(e->model, e->config.n_threads, &e->deterministic, e->determinism,
                                    sizeof e->determinism, err);
     if (!s && e->config.warm_up) s = paged__engine_warm_up(e, err);
+    if (!s) s = paged__stores_open(e, err); /* last, since they stay the caller's where create fails */
     return s;
 }
 
@@ -278,6 +299,7 @@ paged_status paged_engine_create(const paged_model *model, const paged_engine_co
 void paged_engine_free(paged_engine *e) {
     if (!e) return;
     for (int32_t i = 0; e->slots && i < e->n_slots; i++) paged__request_clear(e, &e->slots[i]);
+    paged__stores_close(e);
     for (int32_t i = 0; e->samplers && i < e->config.n_threads; i++) paged__sampler_free(e->samplers[i]);
     paged__free(e->samplers);
     paged__free(e->rows);
@@ -339,6 +361,7 @@ void paged_engine_get_stats(const paged_engine *e, paged_engine_stats *out) {
     out->n_waiting = e->n_waiting;
     for (int32_t i = 0; i < e->n_running; i++) out->n_wait[e->running[i]->wait]++;
     for (int32_t i = 0; i < e->n_waiting; i++) out->n_wait[e->waiting[i]->wait]++;
+    paged__stores_stats(e, out);
 }
 
 const paged_cache *paged_engine_cache(const paged_engine *e) {

@@ -7,6 +7,8 @@
  *   service.c     an engine with a thread of its own
  *   sampler.c     logits -> one token
  *   stop.c        stop strings in the text of an answer
+ *   stores.c      the thread that writes blocks to stores and reads them
+ *   load.c        what a request gets from stores
  *   engine.c      create, free, facts
  *
  *              ┌──preempt──┐
@@ -20,6 +22,10 @@
  * An admitted request takes over what is cached of its tokens (of the prompt: n_reused) and goes on behind
  * it. If another one that runs is about to compute more of it, it waits for that first, among the running
  * ones: it has a row of the cache, no blocks and no part in steps.
+ *
+ * With stores, one that begins asks them first, without blocks like one that waits for another. If they have
+ * more than memory has, it takes its blocks, and is filled by the store thread (load.c) before it has a part
+ * in steps. Nobody takes its blocks meanwhile.
  *
  * A request with max_unread tokens that nobody has read is *parked*: it has no part in the steps until it is
  * read, and keeps its blocks and its place until somebody else wants them; then it is preempted before anyone
@@ -38,6 +44,7 @@
 
 #include "base/base.h"
 #include "engine/stop.h"
+#include "engine/stores.h"
 #include "mem/mem.h"
 #include "model/runner.h"
 #include "paged/engine.h"
@@ -68,8 +75,10 @@ typedef struct paged__request {
     int32_t n_came_with;  /* tokens that it had when it was admitted, the last time */
     int64_t needed_bytes; /* that there have to be before it is worth another try; 0: not known */
     int32_t n_preemptions;
-    bool awaits;     /* runs, and waits for what another one computes */
-    paged_miss miss; /* why no more was reused */
+    bool awaits;       /* runs, and waits for what another one computes, or for what stores answer */
+    bool asked;        /* stores, since it runs */
+    paged__load *load; /* what they have of it; NULL: nothing, or not asked */
+    paged_miss miss;   /* why no more was reused */
 
     int32_t *tokens; /* [n_prompt + max_new, at most n_ctx + 1] prompt and answer, less what keep_sink has
                       * dropped; owned */
@@ -77,6 +86,7 @@ typedef struct paged__request {
     int32_t n_prompt, max_new, n_tokens, n_cached;
     int32_t n_dropped, n_dropped_prompt; /* out of tokens; of the prompt's */
     int32_t n_reused;                    /* of n_cached: found, not computed */
+    int32_t n_loaded;                    /* of n_reused: from a store */
     char *salt;                          /* NULL: none; owned */
     int32_t blocks_used;                 /* while running and when it ended */
     float *logprobs;                     /* [max_new] of generated tokens, or NULL; owned */
@@ -119,6 +129,8 @@ typedef struct paged__backend {
     /* The groups of layers of its model; NULL: one, of the sizes of the model that the engine was given. */
     const paged_group_config *groups;
     int32_t n_groups;
+    /* Stores have no thread: the caller does its work, one thing at a time (paged__stores_work). */
+    bool stores_by_hand;
 } paged__backend;
 
 struct paged_engine {
@@ -145,7 +157,8 @@ struct paged_engine {
     uint64_t next_id;
     int32_t max_unread;         /* tokens of a request that wait to be read at most; 0: any number */
     uint64_t reader_timeout_ns; /* of a parked one, after its newest token; 0: none */
-    uint64_t fingerprint[2]; /* of the model: its names and sizes, not its weights; the cache has one model */
+    uint64_t fingerprint[2];    /* of the model: its numbers and weights */
+    paged__stores *stores;      /* NULL: none */
 
     /* the step under construction, sized by the configuration */
     paged__piece *pieces; /* [max_running] */
@@ -160,6 +173,7 @@ struct paged_engine {
     struct paged__sampler **samplers;      /* [n_threads] */
     paged__step step;
     const float *logits; /* of the step at hand */
+    uint64_t step_ns;    /* that it took */
 
     bool deterministic;
     char determinism[200];
@@ -199,6 +213,41 @@ void paged__schedule(paged_engine *e);
 bool paged__step_begin(paged_engine *e); /* false: there is nothing to compute */
 paged_status paged__step_compute(paged_engine *e, paged_error *err);
 void paged__step_end(paged_engine *e, paged_status computed);
+
+/* stores.c. Errors of open: those of the stores, INVALID_ARG, NO_MEMORY; then they are still the caller's.
+ * close writes what is queued, and comes before the cache goes. */
+paged_status paged__stores_open(paged_engine *e, paged_error *err);
+void paged__stores_close(paged_engine *e);
+void paged__stores_event(void *user, const paged_event *event); /* of the cache; user: the engine */
+void paged__stores_take(paged_engine *e);                       /* queues what was indexed */
+void paged__stores_poll(paged_engine *e);                       /* takes what the thread has done */
+bool paged__stores_give(paged_engine *e);       /* drops a write, for its blocks; false: that helps nobody */
+bool paged__stores_hold(const paged_engine *e); /* blocks that come back by themselves */
+bool paged__stores_pending(const paged_engine *e); /* there will be news */
+void paged__stores_wait(paged_engine *e);          /* for news, a little while */
+bool paged__stores_work(paged_engine *e);          /* by hand; false: nothing was to be done */
+void paged__stores_stats(const paged_engine *e, paged_engine_stats *out);
+/* For load.c. */
+paged_key paged__store_key(const paged_key *parent, const int32_t *tokens, int32_t n_tokens);
+paged_key paged__store_space_key(const paged_engine *e, int32_t space);
+void paged__stores_give_load(paged__stores *st, paged__load *load); /* to the thread */
+void paged__rate_add(paged__rate *rate, double amount, uint64_t ns, uint64_t at);
+double paged__rate_ns(const paged__rate *rate, double amount, uint64_t at); /* that it takes; 0: not known */
+
+/* load.c. ask: a request that is about to begin waits for an answer; false: it has nothing to ask, or has
+ * asked. want: how many whole blocks of its tokens are to be in memory for what it is going to load; -1: it
+ * loads nothing. begin: of a request that has reserved its slots: what is reserved is read; false: nothing
+ * is, and it computes the rest. */
+bool paged__load_ask(paged_engine *e, paged__request *r);
+bool paged__load_asks(const paged_engine *e, paged__request *r); /* still */
+int32_t paged__load_want(const paged_engine *e, paged__request *r);
+int32_t paged__load_slots(const paged_engine *e, const paged__request *r); /* that the next run wants */
+bool paged__load_begin(paged_engine *e, paged__request *r);
+void paged__load_leave(paged_engine *e, paged__request *r); /* the request has no sequence any more */
+void paged__loads_poll(paged_engine *e);
+bool paged__loads_hold(const paged__stores *st);
+uint64_t paged__loads_event(const paged_engine *e);          /* when somebody has waited for long enough */
+void paged__load_work(paged__stores *st, paged__load *load); /* on the store thread */
 
 /* Tokens of the answer so far. */
 static inline int32_t paged__n_made(const paged__request *r) {

@@ -40,6 +40,7 @@ const char *paged_wait_name(paged_wait wait) {
         [PAGED_WAIT_NONE] = "none",           [PAGED_WAIT_QUEUE] = "queue",
         [PAGED_WAIT_BLOCKS] = "blocks",       [PAGED_WAIT_PROMISE] = "promise",
         [PAGED_WAIT_PREEMPTED] = "preempted", [PAGED_WAIT_READER] = "reader",
+        [PAGED_WAIT_STORE] = "store",
     };
     return wait >= 0 && wait < PAGED_WAIT_KINDS ? names[wait] : "unknown";
 }
@@ -87,7 +88,9 @@ static void insert_into(paged__request **list, int32_t *n, paged__request *r) {
 static void leave(paged_engine *e, paged__request *r) {
     if (r->state == PAGED__RUNNING) {
         remove_from(e->running, &e->n_running, r);
+        paged__load_leave(e, r);
         PAGED_ASSERT(paged_seq_free(e->cache, r->seq) == PAGED_OK);
+        paged__stores_take(e); /* its last block may be wanted by others at once */
         r->seq = 0;
         r->awaits = false;
     } else if (r->state == PAGED__WAITING) {
@@ -173,7 +176,7 @@ void paged__request_clear(paged_engine *e, paged__request *r) {
     r->text_capacity = r->text_len = r->n_given = 0;
     r->n_shown = 0;
     r->n_dropped = r->n_dropped_prompt = 0;
-    r->n_prompt = r->max_new = r->n_tokens = r->n_cached = r->n_read = r->n_told = r->n_reused =
+    r->n_prompt = r->max_new = r->n_tokens = r->n_cached = r->n_read = r->n_told = r->n_reused = r->n_loaded =
         r->blocks_used = 0;
     r->read_to_end = r->awaits = false;
     r->miss = PAGED_MISS_NONE;
@@ -472,6 +475,7 @@ paged_status paged_engine_read(paged_engine *e, uint64_t id, paged_output *out) 
         .wait = r->wait,
         .n_preemptions = r->n_preemptions,
         .n_dropped = r->n_dropped,
+        .store_tokens = r->n_loaded,
     };
     r->n_read = n_done;
     r->n_told = out->prompt_done;

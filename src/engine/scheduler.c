@@ -1,6 +1,6 @@
 /* engine/scheduler.c: who runs, and what the next step computes.
  *
- *   1 requests whose wait for another one's prompt is over begin
+ *   1 requests whose wait for another one's prompt, or for an answer of stores, is over begin
  *   2 each one that decodes gets the slot of its newest token. Where the pool has no block for it, the one
  *     that ranks last of those that run is preempted (it may be itself), until there is one
  *   3 from the queue, best rank first, requests begin: only if nobody had to give a block in this step, and
@@ -26,7 +26,12 @@
  * Who is parked is not one of those that run in any of this: it neither protects nor blocks anybody, gives
  * its blocks and its place before all others do, and is passed over in the queue.
  *
- * Progress: if nothing runs, the first of the queue is admitted or fails. */
+ * Blocks that the store thread reads or writes come back by themselves. What is only queued for it is given
+ * up for a request that needs the room; for the rest a request waits as for another one. Who is filled by
+ * that thread is no victim: his blocks would not come free.
+ *
+ * Progress: if nothing runs and nothing is on its way to or from a store, the first of the queue is admitted
+ * or fails. */
 #include "engine/engine.h"
 
 static int32_t blocks_for(const paged_engine *e, int32_t n_tokens) {
@@ -67,7 +72,8 @@ void paged__drop_ended(paged_engine *e) {
 }
 
 uint64_t paged__next_event(const paged_engine *e) {
-    uint64_t next = e->cache->idle_bytes ? paged__engine_now(e) + e->cache->trim_after : UINT64_MAX;
+    uint64_t next = paged__loads_event(e);
+    if (e->cache->idle_bytes) next = PAGED_MIN(next, paged__engine_now(e) + e->cache->trim_after);
     for (int32_t i = 0; i < e->n_slots; i++) {
         const paged__request *r = &e->slots[i];
         if (!is_active(r)) continue;
@@ -100,7 +106,7 @@ static paged__request *find_victim(const paged_engine *e, const paged__request *
         paged__request *r = e->running[i];
         const bool must_get_on = r->n_preemptions > 0 && r->n_tokens == r->n_came_with;
         const bool must_give = e->windowed && taker->id == oldest;
-        if (r->id != oldest && !r->awaits && (must_give || !must_get_on)) victim = r;
+        if (r->id != oldest && !r->awaits && !r->load && (must_give || !must_get_on)) victim = r;
     }
     return victim;
 }
@@ -150,7 +156,9 @@ static paged_status reuse(paged_engine *e, paged__request *r) {
     request_space space;
     paged_match match = {.why = PAGED_MISS_OFF};
     if (!e->config.no_prefix_cache) {
-        const int32_t n_tokens = may_reuse(e, r) ? r->n_tokens : 0;
+        const int32_t n_wanted = paged__load_want(e, r);
+        int32_t n_tokens = may_reuse(e, r) ? r->n_tokens : 0;
+        if (n_wanted >= 0) n_tokens = n_wanted * e->config.block_size + 1; /* whole blocks only */
         paged_status s =
             paged_seq_match(e->cache, r->seq, space_of(e, r, &space), r->tokens, n_tokens, &match);
         if (s) return s;
@@ -217,12 +225,24 @@ static paged_status reserve_all(paged_engine *e, const paged__request *r, int64_
             s = PAGED_OK;
         else if (r->needed_bytes <= *available_bytes)
             s = paged_seq_reserve(e->cache, r->seq, r->n_tokens - r->n_cached);
-        paged__request *gives = s == PAGED_ERR_NO_BLOCKS ? find_parked(e) : NULL;
-        if (!gives) return s;
+        if (s != PAGED_ERR_NO_BLOCKS) return s;
         const int64_t before = available(e);
-        preempt(e, gives);
+        if (!paged__stores_give(e)) {
+            paged__request *gives = find_parked(e);
+            if (!gives) return s;
+            preempt(e, gives);
+        }
         *available_bytes += available(e) - before;
     }
+}
+
+/* What comes from a store is read into whole blocks; if there is no room for one more, without the last
+ * piece. Where layers have windows it begins with the prompts (add_prompts). */
+static void begin_load(paged_engine *e, paged__request *r) {
+    if (!r->load || e->windowed) return;
+    const int32_t n_left = r->n_tokens - r->n_cached;
+    if (paged__load_slots(e, r) > n_left) (void)paged_seq_reserve(e->cache, r->seq, paged__load_slots(e, r));
+    paged__load_begin(e, r);
 }
 
 /* From here on the request computes, and without windows lacks nothing until it has made its next token.
@@ -242,6 +262,7 @@ static paged_status begin(paged_engine *e, paged__request *r) {
     }
     if (s) return s;
     r->needed_bytes = 0;
+    begin_load(e, r);
     if (!r->start_ns) r->start_ns = paged__engine_now(e);
     return PAGED_OK;
 }
@@ -249,7 +270,7 @@ static paged_status begin(paged_engine *e, paged__request *r) {
 /* Begins, or fails, or goes back into the queue. False: that. */
 static bool try_to_begin(paged_engine *e, paged__request *r) {
     r->error = begin(e, r);
-    if (r->error == PAGED_ERR_NO_BLOCKS && others_compute(e, r)) {
+    if (r->error == PAGED_ERR_NO_BLOCKS && (others_compute(e, r) || paged__stores_hold(e))) {
         r->error = PAGED_OK;
         paged__request_wait(e, r, r->n_preemptions ? PAGED_WAIT_PREEMPTED : PAGED_WAIT_BLOCKS);
         return false;
@@ -268,9 +289,10 @@ static bool try_to_begin(paged_engine *e, paged__request *r) {
 static void wake(paged_engine *e) {
     for (int32_t i = 0; i < e->n_running;) {
         paged__request *r = e->running[i++];
-        if (!r->awaits || paged_seq_waits(e->cache, r->seq)) continue;
+        if (!r->awaits || paged_seq_waits(e->cache, r->seq) || paged__load_asks(e, r)) continue;
         r->awaits = false;
         r->wait = PAGED_WAIT_NONE;
+        if (paged__load_ask(e, r)) continue;
         try_to_begin(e, r);
         i = 0;
     }
@@ -315,7 +337,7 @@ static void admit(paged_engine *e) {
         r->error = promise(e, r);
         if (r->error)
             paged__request_finish(e, r, PAGED_FINISH_ERROR);
-        else if (!r->awaits && !try_to_begin(e, r))
+        else if (!r->awaits && !paged__load_ask(e, r) && !try_to_begin(e, r))
             return;
     }
 }
@@ -351,12 +373,13 @@ static bool reserve_next(paged_engine *e, int32_t *at, int32_t n_tokens) {
     for (;;) {
         paged_status s = paged_seq_reserve(e->cache, r->seq, n_tokens);
         if (!s) return true;
+        if (s == PAGED_ERR_NO_BLOCKS && paged__stores_give(e)) continue;
         paged__request *gives = s == PAGED_ERR_NO_BLOCKS ? find_victim(e, r) : NULL;
         if (gives) {
             for (int32_t i = *at; i >= 0; i--) *at -= e->running[i] == gives;
             preempt(e, gives);
             if (gives == r) return false;
-        } else if (s == PAGED_ERR_NO_BLOCKS && others_compute(e, r)) {
+        } else if (s == PAGED_ERR_NO_BLOCKS && (others_compute(e, r) || paged__stores_hold(e))) {
             r->wait = PAGED_WAIT_BLOCKS;
             e->stats.n_stalls++;
             return false;
@@ -385,12 +408,23 @@ static int32_t rows_to_score(const paged_engine *e) {
     return has_all ? e->max_outputs : e->max_outputs - (e->config.max_running - 1);
 }
 
+/* A request that gets its tokens from a store, and so has no part in this step: where layers have windows,
+ * the next chunk of them is asked for here. */
+static bool fills(paged_engine *e, int32_t *at) {
+    paged__request *r = e->running[*at];
+    if (!r->load || r->load->state == PAGED__LOAD_READING) return r->load != NULL;
+    r->wait = PAGED_WAIT_NONE;
+    if (!reserve_next(e, at, paged__load_slots(e, r))) return true;
+    return paged__load_begin(e, r);
+}
+
 /* Without windows what begins lacks nothing (see begin). */
 static void add_prompts(paged_engine *e, int32_t budget) {
     int32_t n_rows = rows_to_score(e);
     for (int32_t i = 0; i < e->n_running && budget > 0; i++) {
         paged__request *r = e->running[i];
-        if (r->awaits || decodes(r)) continue;
+        if (r->awaits || decodes(r) || fills(e, &i)) continue;
+        r = e->running[i];
         int32_t n = PAGED_MIN(r->n_tokens - r->n_cached, budget);
         if (paged__request_scores(r)) n_rows -= n = PAGED_MIN(n, n_rows);
         if (n == 0) continue;
@@ -433,7 +467,7 @@ void paged__schedule(paged_engine *e) {
     add_prompts(e, e->config.chunk_tokens - e->n_pieces);
     /* One that ended in its prompt for want of blocks was perhaps what all the others waited for. Each turn
      * ends one or makes a piece. */
-    while (e->windowed && e->n_pieces == 0 && wants_a_step(e)) {
+    while (e->windowed && e->n_pieces == 0 && wants_a_step(e) && !paged__stores_pending(e)) {
         wake(e);
         admit(e);
         add_prompts(e, e->config.chunk_tokens);

@@ -63,6 +63,10 @@ static void rouse(paged_service *s) {
     if (!atomic_exchange(&s->roused, true)) sem_post(&s->wake);
 }
 
+static void rouse_for_store(void *user) {
+    rouse(user);
+}
+
 static void clear_roused(paged_service *s) {
     while (sem_trywait(&s->wake) == 0) {
     }
@@ -221,6 +225,10 @@ static paged_status create_parts(paged_service *s, const paged_model *model, con
     if (status) return status;
     s->engine->max_unread = c->ring_tokens;
     s->engine->reader_timeout_ns = (uint64_t)c->reader_timeout_ms * NS_PER_MS;
+    if (s->engine->stores) { /* nothing was asked or written yet, so the thread has not looked */
+        s->engine->stores->notify_user = s;
+        s->engine->stores->notify = rouse_for_store;
+    }
     s->desks = paged__calloc((size_t)s->engine->n_slots, sizeof *s->desks);
     if (!s->desks)
         return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %d requests", s->engine->n_slots);

@@ -1,7 +1,10 @@
 /* engine/step.c: one step of everything that runs: schedule -> lay out -> backend -> commit -> sample. */
 #include "engine/engine.h"
 
-enum { COMPACT_BYTES = 1 << 20 }; /* of keys and values that a step moves at most, a tenth of a millisecond */
+enum {
+    COMPACT_BYTES = 1 << 20, /* of keys and values that a step moves at most, a tenth of a millisecond */
+    RATE_TOKENS = 16         /* steps of so many tokens say how fast prompts are */
+};
 
 /* Which rows of a piece need logits: all but those whose next token nobody asks about. */
 static void lay_out_outputs(paged_engine *e, paged__piece *p, int32_t first_row, int32_t *n_outputs) {
@@ -231,12 +234,14 @@ static void fail_pieces(paged_engine *e, paged_status s) {
 }
 
 bool paged__step_begin(paged_engine *e) {
+    paged__stores_poll(e);
     paged__drop_ended(e);
     paged__schedule(e);
     /* Progress: an idle engine with a queue would be our bug. */
-    for (int32_t i = 0; i < e->n_running && e->n_pieces == 0; i++)
+    const bool is_stuck = e->n_pieces == 0 && !paged__stores_pending(e);
+    for (int32_t i = 0; i < e->n_running && is_stuck; i++)
         PAGED_ASSERT(paged__request_is_parked(e, e->running[i]));
-    for (int32_t i = 0; i < e->n_waiting && e->n_pieces == 0; i++)
+    for (int32_t i = 0; i < e->n_waiting && is_stuck; i++)
         PAGED_ASSERT(paged__request_is_parked(e, e->waiting[i]));
     if (e->n_pieces == 0) return false;
     lay_out(e, &e->step);
@@ -245,7 +250,9 @@ bool paged__step_begin(paged_engine *e) {
 
 paged_status paged__step_compute(paged_engine *e, paged_error *err) {
     paged_error why = {0};
+    const uint64_t start = paged__engine_now(e);
     paged_status s = e->backend.step(e->backend.self, &e->step, &e->logits, &why);
+    e->step_ns = paged__engine_now(e) - start;
     if (s) return paged__fail(err, s, "the step failed: %s", why.message);
     if (e->n_pieces > 1 && e->backend.run)
         e->backend.run(e->backend.self, choose_some, e);
@@ -261,7 +268,10 @@ void paged__step_end(paged_engine *e, paged_status computed) {
     }
     e->stats.n_steps++;
     e->stats.n_tokens += (uint64_t)e->step.n_tokens;
+    if (e->stores && e->step.n_tokens >= RATE_TOKENS)
+        paged__rate_add(&e->stores->prefill, e->step.n_tokens, e->step_ns, paged__engine_now(e));
     take_results(e);
+    paged__stores_take(e);
     /* Nothing holds a slot or a table now, so tiles of tails may move together. A failed copy loses nothing,
      * and the next step tries again. */
     if (e->packed_tails) (void)paged_cache_compact(e->cache, COMPACT_BYTES, true, NULL);
@@ -273,6 +283,8 @@ paged_status paged_engine_step(paged_engine *e, int32_t *n_active, paged_error *
         const paged_status s = paged__step_compute(e, err);
         paged__step_end(e, s);
         if (s) return s;
+    } else if (e->n_running + e->n_waiting > 0) {
+        paged__stores_wait(e);
     }
     if (n_active) *n_active = e->n_running + e->n_waiting;
     return PAGED_OK;

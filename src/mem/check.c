@@ -95,7 +95,8 @@ static paged_status check_table(const paged_cache *cache, int32_t g, int32_t row
         count->last_row = row + 1;
         count->last_idx = i;
         count->n_writers += (int64_t)(i + 1) * cache->block_size > seq->len && seq->reserved > 0;
-        REQUIRE(i * cache->block_size < seq->len || gr->blocks[table[i]].refs == 1,
+        REQUIRE(i * cache->block_size < seq->len ||
+                    gr->blocks[table[i]].refs - gr->blocks[table[i]].n_transfers == 1,
                 "group %d row %d entry %d is only reserved, but block %d has %d references", g, row, i,
                 table[i], gr->blocks[table[i]].refs);
         REQUIRE(count->n_writers <= 1, "%d sequences may write block %d of group %d", count->n_writers,
@@ -208,7 +209,7 @@ static paged_status check_group(const paged_cache *cache, int32_t g, paged_error
         const paged__block *block = &gr->blocks[b];
         int32_t extent = paged__extent_of(cache, g, b);
         REQUIRE(block->refs == gr->recount[b].n_refs,
-                "block %d of group %d has %d references, %d table entries and pins name it", b, g,
+                "block %d of group %d has %d references; %d table entries, pins and transfers name it", b, g,
                 block->refs, gr->recount[b].n_refs);
         bool cached = block->indexed && block->refs == 0;
         bool divided = block->state == PAGED__BLOCK_DIVIDED && !block->indexed; /* see check_tail.c */

@@ -21,6 +21,21 @@ static paged_status path_depth(const paged_cache *cache, int32_t pin, int32_t *d
     return PAGED_OK;
 }
 
+/* What n transfers of a node hold of those before it. Returns the nodes of its path, at most as many as there
+ * are. */
+static int32_t count_path(const paged_cache *cache, int32_t node, int32_t n) {
+    int32_t n_nodes = 1;
+    while (is_node(cache, node = cache->nodes[node].parent) && n_nodes < cache->n_nodes_max) {
+        n_nodes++;
+        for (int32_t g = 0; g < cache->n_groups; g++) {
+            int32_t block = paged__node_block(cache, node, g);
+            if (!cache->groups[g].config.window && block >= 0 && block < cache->groups[g].n_ids)
+                cache->groups[g].recount[block].n_refs += n;
+        }
+    }
+    return n_nodes;
+}
+
 paged_status paged__check_pins(const paged_cache *cache, paged_error *err) {
     int64_t n_pinned = 0;
     for (int32_t pin = 0; pin < cache->pins.n; pin++) {
@@ -39,8 +54,15 @@ paged_status paged__check_pins(const paged_cache *cache, paged_error *err) {
             }
         }
     }
-    REQUIRE(n_pinned == cache->n_pinned, "%lld nodes pinned, %lld counted", (long long)n_pinned,
-            (long long)cache->n_pinned);
+    for (int32_t node = 0; node < cache->n_nodes_max; node++) {
+        const int32_t n = cache->nodes[node].n_tokens ? cache->nodes[node].n_transfers : 0;
+        if (n) n_pinned += n * (int64_t)count_path(cache, node, n);
+    }
+    REQUIRE(n_pinned == cache->n_pinned, "%lld nodes pinned or in transfer, %lld counted",
+            (long long)n_pinned, (long long)cache->n_pinned);
+    for (int32_t g = 0; g < cache->n_groups; g++)
+        for (int32_t b = 0; b < cache->groups[g].n_ids; b++)
+            cache->groups[g].recount[b].n_refs += cache->groups[g].blocks[b].n_transfers;
     return PAGED_OK;
 }
 
@@ -233,14 +255,17 @@ static paged_status check_lists(const paged_cache *cache, const counts *c, paged
 /* References of nodes and namespaces, and indexed blocks that no node has. */
 static paged_status check_counts(const paged_cache *cache, paged_error *err) {
     counts c = count_nodes(cache);
-    int64_t n_refs = c.n_space_refs, n_counted = 0, n_indexed = 0, n_tips = 0;
+    int64_t n_refs = c.n_space_refs, n_counted = 0, n_indexed = 0, n_tips = 0, n_transfers = 0;
     for (int32_t row = 0; row < cache->max_seqs; row++) {
         n_refs += cache->seqs[row].space >= 0;
         n_tips += cache->seqs[row].tip >= 0;
         n_refs += cache->promises[row].n_tokens > 0;
     }
-    REQUIRE(c.n_users == n_tips + cache->pins.n, "nodes have %lld users; %lld tips and %d pins",
-            (long long)c.n_users, (long long)n_tips, cache->pins.n);
+    for (int32_t i = 0; i < cache->n_nodes_max; i++)
+        n_transfers += cache->nodes[i].n_tokens ? cache->nodes[i].n_transfers : 0;
+    REQUIRE(c.n_users == n_tips + cache->pins.n + n_transfers,
+            "nodes have %lld users; %lld tips, %d pins and %lld transfers", (long long)c.n_users,
+            (long long)n_tips, cache->pins.n, (long long)n_transfers);
     REQUIRE(c.n_placed == (int64_t)cache->evictable.n + cache->pins.n,
             "%lld nodes in a heap, %d and %d counted", (long long)c.n_placed, cache->evictable.n,
             cache->pins.n);

@@ -18,7 +18,9 @@ typedef struct compaction {
     int32_t drained;                 /* extents taken off their lists, linked by next; -1: end */
 } compaction;
 
+/* Somebody reads or writes the bytes of one in transfer. */
 static bool may_move(const compaction *c, const paged__block *block) {
+    if (block->n_transfers) return false;
     return block->state == PAGED__BLOCK_CACHED || (block->state == PAGED__BLOCK_USED && c->in_use);
 }
 

@@ -197,7 +197,7 @@ void paged_cache_clear(paged_cache *cache) {
 
 /* ---- pins ---- */
 
-static int32_t depth_of(const paged_cache *cache, int32_t node) {
+int32_t paged__node_depth(const paged_cache *cache, int32_t node) {
     int32_t depth = 0;
     while ((node = cache->nodes[node].parent) >= 0) depth++;
     return depth;
@@ -205,7 +205,7 @@ static int32_t depth_of(const paged_cache *cache, int32_t node) {
 
 /* Gives back what the pin of a path of depth + 1 nodes holds, from its end up. */
 static void unpin(paged_cache *cache, int32_t tip) {
-    int32_t depth = depth_of(cache, tip), i = depth;
+    int32_t depth = paged__node_depth(cache, tip), i = depth;
     heap_remove(cache, &cache->pins, tip);
     cache->nodes[tip].until = 0;
     for (int32_t node = tip; node >= 0; node = cache->nodes[node].parent, i--) {
@@ -217,9 +217,7 @@ static void unpin(paged_cache *cache, int32_t tip) {
     paged__node_leave(cache, tip);
 }
 
-/* A node without children may stay alone when it is unpinned, so there must be nodes for all that is pinned.
- */
-static bool may_pin(const paged_cache *cache, int32_t depth) {
+bool paged__may_pin(const paged_cache *cache, int32_t depth) {
     return !cache->all_windowed || cache->n_pinned + depth < cache->groups[0].n_ids;
 }
 
@@ -231,8 +229,8 @@ static paged_status pin(paged_cache *cache, int32_t tip, uint64_t until) {
         n->until = until;
         sift(cache, &cache->pins, n->heap_pos);
     } else if (until > cache->now) {
-        int32_t depth = depth_of(cache, tip), i = depth;
-        if (!may_pin(cache, depth)) return PAGED_ERR_LIMIT;
+        int32_t depth = paged__node_depth(cache, tip), i = depth;
+        if (!paged__may_pin(cache, depth)) return PAGED_ERR_LIMIT;
         for (int32_t node = tip; node >= 0; node = cache->nodes[node].parent, i--) {
             for (int32_t g = 0; g < cache->n_groups; g++)
                 if (paged__pin_holds(cache, g, depth, i))

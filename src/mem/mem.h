@@ -92,8 +92,9 @@ typedef struct paged__block {
         int32_t node;       /* indexed: that it belongs to */
         int32_t open_place; /* divided: in group.open; -1: no tile is free */
     };
-    uint8_t state; /* paged__block_state */
-    bool indexed;  /* belongs to a node */
+    uint8_t state;        /* paged__block_state */
+    bool indexed;         /* belongs to a node */
+    uint16_t n_transfers; /* of refs: those of transfers, during which it is neither moved nor reused */
 } paged__block;
 
 typedef struct paged__extent {
@@ -166,9 +167,10 @@ typedef struct paged__node {
     int32_t hash_next;   /* in its bucket, or on the list of free nodes; -1: last */
     int32_t n_blocks;    /* that it has */
     int32_t n_held;      /* of them, those with references */
-    int32_t n_users;     /* sequences whose tip it is, and a pin */
+    int32_t n_users;     /* sequences whose tip it is, a pin, and transfers */
     int32_t heap_pos;    /* in cache->pins if it is pinned, else in cache->evictable; -1: in none */
     uint8_t priority;
+    uint16_t n_transfers; /* of n_users */
 } paged__node;
 
 /* Lives as long as a sequence or a node is in it. */
@@ -236,7 +238,7 @@ struct paged_cache {
     int32_t *node_blocks; /* [n_nodes_max, n_groups] -1: the group has given it up */
     int32_t n_nodes_max, free_node;
     bool all_windowed;      /* no group keeps a whole sequence */
-    int64_t n_pinned;       /* nodes of pinned paths, shared ones once a pin */
+    int64_t n_pinned;       /* nodes of paths pinned or in transfer, shared ones once for each */
     int32_t *buckets;       /* [n_buckets] a power of two */
     uint32_t *evicted_tags; /* [n_buckets] hash of the full node that was evicted last from this bucket */
     uint32_t *first_counts; /* [n_buckets] full first nodes of any namespace, by their tokens */
@@ -472,6 +474,13 @@ static inline bool paged__pin_holds(const paged_cache *cache, int32_t group, int
     return i >= paged__window_first(cache, group, depth * cache->block_size + 1);
 }
 
+/* Nodes before this one. */
+int32_t paged__node_depth(const paged_cache *cache, int32_t node);
+
+/* A node without children may stay alone when it is unpinned, so there must be nodes for all that is pinned.
+ */
+bool paged__may_pin(const paged_cache *cache, int32_t depth);
+
 /* Which of two nodes or blocks of a heap comes first. */
 bool paged__heap_before(const paged_cache *cache, const paged__heap *heap, int32_t a, int32_t b);
 
@@ -547,7 +556,8 @@ paged_status paged__check_tails(const paged_cache *cache, paged_error *err);
 
 /* ---- check_prefix.c ---- */
 
-/* Counts the references of pins into recount; then the index against blocks, tables and heaps. */
+/* Counts the references of pins and transfers into recount; then the index against blocks, tables and heaps.
+ */
 paged_status paged__check_pins(const paged_cache *cache, paged_error *err);
 paged_status paged__check_promises(const paged_cache *cache, paged_error *err);
 paged_status paged__check_prefix(const paged_cache *cache, paged_error *err);

@@ -118,6 +118,13 @@ paged_status paged_seq_promise(paged_cache *cache, paged_seq handle, const paged
     return PAGED_OK;
 }
 
+int32_t paged_seq_reach(const paged_cache *cache, paged_seq handle) {
+    const paged__seq *seq = paged__seq_find(cache, handle);
+    const paged__promise *p = seq ? &cache->promises[seq - cache->seqs] : NULL;
+    if (!p || !p->n_tokens) return -1;
+    return paged__match_reach(cache, p->space, seq->tokens, p->n_tokens);
+}
+
 int32_t paged_seq_waits(const paged_cache *cache, paged_seq handle) {
     const paged__seq *seq = paged__seq_find(cache, handle);
     return seq ? cache->promises[seq - cache->seqs].producer >= 0 : -1;

@@ -650,7 +650,7 @@ static void check_finds_each_violation(void) {
         check_cache(c);                                                                                      \
     } while (0)
     int32_t *table = c->groups[1].tables, *child_table = table + c->table_stride, shared = child_table[0];
-    BROKEN(c->groups[1].blocks[shared].refs, 3, "3 references, 2 table entries");
+    BROKEN(c->groups[1].blocks[shared].refs, 3, "3 references; 2 table entries");
     BROKEN(c->groups[1].blocks[shared].state, 0, "free or does not exist");
     BROKEN(table[1], table[0], "twice");
     BROKEN(child_table[1], 1 << 20, "free or does not exist");
