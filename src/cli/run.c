@@ -19,6 +19,7 @@ typedef struct run_options {
     int32_t log_level;
     paged__sampling_options sampling;
     paged__memory_options memory;
+    paged__places_options places;
 } run_options;
 
 #define AT(field) offsetof(run_options, field)
@@ -37,6 +38,8 @@ static const paged__option options_table[] = {
     PAGED__SAMPLING_ROWS(run_options, sampling),
     {.kind = PAGED__OPTION_HEADING, .name = "Memory and threads"},
     PAGED__MEMORY_ROWS(run_options, memory),
+    {.kind = PAGED__OPTION_HEADING, .name = "What outlives this process"},
+    PAGED__PLACES_ROWS(run_options, places),
     {.kind = PAGED__OPTION_HEADING, .name = "Output"},
     {PAGED__OPTION_FLAG, 0, "json", NULL, AT(json), 0, 0, NULL,
      "one JSON object at the end instead of text as it comes"},
@@ -229,7 +232,8 @@ static int run_all(run *r) {
     int code = paged__text_take(r->cli, r->options.prompt, r->options.file, &r->prompt_text);
     if (code == PAGED__EXIT_OK) code = paged__session_load(&r->session, r->cli, r->options.model);
     if (code == PAGED__EXIT_OK) code = make_prompt(r);
-    if (code == PAGED__EXIT_OK) code = paged__session_start(&r->session, &r->options.memory, 1, false);
+    if (code == PAGED__EXIT_OK)
+        code = paged__session_start(&r->session, &r->options.memory, 1, &r->options.places);
     if (code != PAGED__EXIT_OK) return code;
 
     if (!r->options.json) {
@@ -261,9 +265,11 @@ static void close_run(run *r) {
 }
 
 static int run_command(paged__cli *cli, int argc, char **argv) {
-    run r = {
-        .cli = cli,
-        .options = {.sampling = PAGED__SAMPLING_DEFAULTS, .memory = PAGED__MEMORY_DEFAULTS, .log_level = -1}};
+    run r = {.cli = cli,
+             .options = {.sampling = PAGED__SAMPLING_DEFAULTS,
+                         .memory = PAGED__MEMORY_DEFAULTS,
+                         .places = PAGED__PLACES_DEFAULTS,
+                         .log_level = -1}};
     run_options *o = &r.options;
     int code;
     if (!paged__args_parse(cli, &paged__command_run, argc, argv, o, &code)) return code;

@@ -1,9 +1,9 @@
-/* cli/stores.c: see stores.h. */
-#include "cli/stores.h"
+/* cli/places.c: see stores.h. */
+#include "cli/places.h"
 
 #include "paged/file_store.h"
 
-static int open_files(paged__cli *cli, const char *dir, paged__stores *out) {
+static int open_files(paged__cli *cli, const char *dir, paged__places *out) {
     const paged_file_store_config config = {.struct_size = sizeof config, .dir = dir};
     paged_error err;
     if (!dir || !dir[0]) return PAGED__EXIT_OK;
@@ -14,15 +14,15 @@ static int open_files(paged__cli *cli, const char *dir, paged__stores *out) {
     return PAGED__EXIT_OK;
 }
 
-int paged__stores_open(paged__cli *cli, const paged__stores_options *options, paged__stores *out) {
+int paged__places_open(paged__cli *cli, const paged__places_options *options, paged__places *out) {
     paged_notes notes;
     bool is_there;
-    *out = (paged__stores){0};
+    *out = (paged__places){0};
     int code = open_files(cli, options->dir, out);
     if (code == PAGED__EXIT_OK)
         code = paged__redis_open(cli, &options->redis, &out->all[out->n], &notes, &is_there);
     if (code != PAGED__EXIT_OK) {
-        paged__stores_close(out);
+        paged__places_close(out);
         return code;
     }
     if (!is_there) return PAGED__EXIT_OK;
@@ -33,8 +33,8 @@ int paged__stores_open(paged__cli *cli, const paged__stores_options *options, pa
     return PAGED__EXIT_OK;
 }
 
-void paged__stores_close(paged__stores *s) {
-    for (int32_t i = 0; i < s->n; i++) s->all[i].close(s->all[i].self);
-    if (s->has_notes) s->notes.close(s->notes.self);
-    *s = (paged__stores){0};
+void paged__places_close(paged__places *p) {
+    for (int32_t i = 0; i < p->n; i++) p->all[i].close(p->all[i].self);
+    if (p->has_notes) p->notes.close(p->notes.self);
+    *p = (paged__places){0};
 }
