@@ -15,8 +15,8 @@
 #include "store/file.h"
 
 enum {
-    BATCH_RECORDS = 64,     /* of a transaction */
-    BATCH_BYTES = 32 << 20, /* of a transaction: what a crash may lose, and how long a sync takes */
+    BATCH_RECORDS = 512,    /* of a transaction */
+    BATCH_BYTES = 64 << 20, /* of a transaction: what a crash may lose, and how long a sync takes */
     BATCH_TOUCHES = 1024,   /* a transaction of nothing but times of use waits for so many … */
     BATCH_TOUCH_S = 60,     /* … or so long */
     EVICT_SHARE = 64,       /* of the records go at once, */
@@ -697,6 +697,8 @@ static paged_status write_slot(paged__file_store *s, const paged_record *record,
     paged__record_seal(&s->shape, record, s->front);
     const int n_parts = paged__record_parts(&s->shape, record, record->groups, s->front, parts);
     const int error = paged__write_all(s->slots.fd, parts, n_parts, slot * s->slots.slot_bytes);
+    /* The disk has begun by the time of the sync. Whether it did well is for the sync to say. */
+    if (!error) paged__system()->start_sync(s->slots.fd, slot * s->slots.slot_bytes, s->slots.slot_bytes);
     if (!error) return PAGED_OK;
     paged__io_fail(err, s->dir, error);
     if (err && (error == ENOSPC || error == EDQUOT)) err->status = PAGED_ERR_LIMIT;
