@@ -66,7 +66,7 @@ typedef struct paged__command {
 
 extern const paged__command paged__command_run, paged__command_chat, paged__command_batch,
     paged__command_serve, paged__command_bench, paged__command_plan, paged__command_perplexity,
-    paged__command_tokenize, paged__command_inspect;
+    paged__command_tokenize, paged__command_inspect, paged__command_store;
 
 /* ---- args.c ---- */
 

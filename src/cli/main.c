@@ -18,9 +18,9 @@
 #endif
 
 static const paged__command *const commands[] = {
-    &paged__command_run,        &paged__command_chat,     &paged__command_serve,
-    &paged__command_batch,      &paged__command_bench,    &paged__command_plan,
-    &paged__command_perplexity, &paged__command_tokenize, &paged__command_inspect};
+    &paged__command_run,     &paged__command_chat, &paged__command_serve,      &paged__command_batch,
+    &paged__command_bench,   &paged__command_plan, &paged__command_perplexity, &paged__command_tokenize,
+    &paged__command_inspect, &paged__command_store};
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
 /* What the processor has, as bits of paged_cpu_flags(). That function may not be asked: it respects

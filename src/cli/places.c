@@ -1,12 +1,15 @@
-/* cli/places.c: see stores.h. */
+/* cli/places.c: see places.h. */
 #include "cli/places.h"
 
 #include "paged/file_store.h"
 
-static int open_files(paged__cli *cli, const char *dir, paged__places *out) {
-    const paged_file_store_config config = {.struct_size = sizeof config, .dir = dir};
+static int open_files(paged__cli *cli, const paged__places_options *options, paged__places *out) {
+    const paged_file_store_config config = {.struct_size = sizeof config,
+                                            .dir = options->dir,
+                                            .max_bytes = options->max_bytes,
+                                            .ttl_s = options->ttl_s};
     paged_error err;
-    if (!dir || !dir[0]) return PAGED__EXIT_OK;
+    if (!options->dir || !options->dir[0]) return PAGED__EXIT_OK;
     const paged_status status = paged_file_store_create(&config, &out->all[out->n], &out->notes, &err);
     if (status != PAGED_OK) return paged__error(cli, "--store: %s", err.message);
     out->n++;
@@ -18,7 +21,7 @@ int paged__places_open(paged__cli *cli, const paged__places_options *options, pa
     paged_notes notes;
     bool is_there;
     *out = (paged__places){0};
-    int code = open_files(cli, options->dir, out);
+    int code = open_files(cli, options, out);
     if (code == PAGED__EXIT_OK)
         code = paged__redis_open(cli, &options->redis, &out->all[out->n], &notes, &is_there);
     if (code != PAGED__EXIT_OK) {

@@ -9,6 +9,8 @@ enum { PAGED__PLACES_MAX = 2 };
 
 typedef struct paged__places_options {
     const char *dir;
+    size_t max_bytes;
+    int32_t ttl_s;
     paged__redis_options redis;
 } paged__places_options;
 
@@ -25,6 +27,24 @@ typedef struct paged__places_options {
      0,                                                                                                      \
      NULL,                                                                                                   \
      "keep keys and values in files there, over restarts"},                                                  \
+        {PAGED__OPTION_BYTES,                                                                                \
+         0,                                                                                                  \
+         "store-bytes",                                                                                      \
+         "N",                                                                                                \
+         offsetof(T, s.max_bytes),                                                                           \
+         0,                                                                                                  \
+         0,                                                                                                  \
+         NULL,                                                                                               \
+         "bytes of these files at most (default: 10GiB; the disk keeps\n1 GiB free in any case)"},           \
+        {PAGED__OPTION_INT,                                                                                  \
+         0,                                                                                                  \
+         "store-ttl",                                                                                        \
+         "S",                                                                                                \
+         offsetof(T, s.ttl_s),                                                                               \
+         1,                                                                                                  \
+         INT32_MAX,                                                                                          \
+         NULL,                                                                                               \
+         "seconds from its last use that a block lives there (default: as\nlong as there is room)"},         \
         PAGED__REDIS_ROWS(T, s.redis)
 
 typedef struct paged__places {

@@ -160,7 +160,11 @@ typedef struct paged__file_store {
     paged_store_stats stats;
 } paged__file_store;
 
-/* The tools work on a store that was created and whose open() was not called. */
+/* For the tools (tools.h), which go from one shape to the next. */
+paged_status paged__file_store_use(paged__file_store *s, const paged_store_shape *shape, paged_error *err);
+/* is_use: it counts as one, for the order in which records go. */
+paged_status paged__file_store_read(paged__file_store *s, paged_record *record, uint32_t wanted, bool is_use);
+paged_status paged__file_store_tidy(paged__file_store *s, paged_error *err);
 paged_status paged__file_store_commit(paged__file_store *s, paged_error *err);
 int64_t paged__file_store_bytes(paged__file_store *s, const paged__shape_row *row); /* of its data file */
 paged_status paged__file_store_drop(paged__file_store *s, int64_t shape, paged_error *err);

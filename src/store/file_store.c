@@ -297,7 +297,7 @@ static paged_status expire(paged__file_store *s, paged_error *err) {
     return read_again(s, err);
 }
 
-static paged_status tidy_up(paged__file_store *s, paged_error *err) {
+paged_status paged__file_store_tidy(paged__file_store *s, paged_error *err) {
     paged_status status = after_change(s, paged__index_set_back(&s->index, now_s(), err));
     if (!status) status = expire(s, err);
     if (!status) status = tidy_shapes(s, err);
@@ -471,6 +471,19 @@ static paged_status open_locked(paged__file_store *s, const paged_store_shape *s
     return status;
 }
 
+paged_status paged__file_store_use(paged__file_store *s, const paged_store_shape *shape, paged_error *err) {
+    const paged_status status = paged__file_store_commit(s, err);
+    if (status) return status;
+    if (s->front) {
+        paged__slots_close(&s->slots);
+        paged__shape_free(&s->shape);
+        paged__free(s->front);
+        s->front = NULL;
+        s->shape_id = 0;
+    }
+    return open_locked(s, shape, err);
+}
+
 static paged_status open_store(void *self, const paged_store_shape *shape, paged_error *err) {
     paged__file_store *s = self;
     const paged_status status = enter(s, err);
@@ -526,14 +539,15 @@ static int read_slot(paged__file_store *s, const paged__entry *entry, paged_reco
     return 0;
 }
 
-static paged_status read_locked(paged__file_store *s, paged_record *record, uint32_t wanted) {
+paged_status paged__file_store_read(paged__file_store *s, paged_record *record, uint32_t wanted,
+                                    bool is_use) {
     paged__entry entry;
     if (look_up(s, &record->key, &entry)) return PAGED_ERR_NOT_FOUND;
     /* A row that says what no record can be: as damaged as a slot. */
     const bool possible = entry.groups && entry.groups >> s->shape.is.n_groups == 0 && entry.slot >= 0;
     const int error = possible ? read_slot(s, &entry, record, wanted) : EBADMSG;
     if (error == 0) {
-        touch(s, &entry);
+        if (is_use) touch(s, &entry);
         count(s, &s->stats.n_hits, 1);
         count(s, &s->stats.read_bytes,
               (int64_t)(s->shape.front_bytes + paged__record_payload(&s->shape, record->groups & wanted)));
@@ -556,7 +570,7 @@ static paged_status read_record(void *self, paged_record *record, uint32_t wante
     paged__file_store *s = self;
     paged_status status = enter(s, NULL);
     count(s, &s->stats.n_reads, 1);
-    status = status ? PAGED_ERR_NOT_FOUND : read_locked(s, record, wanted);
+    status = status ? PAGED_ERR_NOT_FOUND : paged__file_store_read(s, record, wanted, true);
     return leave(s, status);
 }
 
@@ -855,7 +869,7 @@ static paged_status start(paged__file_store *s, paged_error *err) {
                                                   : paged__fail(err, PAGED_ERR_NO_MEMORY, "path of %zu bytes",
                                                                 strlen(s->config.dir));
     if (!status) status = open_index(s, err);
-    if (!status && !s->config.read_only) status = tidy_up(s, err);
+    if (!status && !s->config.read_only) status = paged__file_store_tidy(s, err);
     if (!status) status = read_again(s, err);
     if (!status) quarantine_count(s);
     return status;

@@ -126,6 +126,12 @@ int paged__record_parts(const paged__shape *shape, const paged_record *record, u
     return n;
 }
 
+paged_key paged__record_key(const uint8_t *front) {
+    paged_key key;
+    memcpy(&key, front + offsetof(head, key), sizeof key);
+    return key;
+}
+
 bool paged__record_open(const paged__shape *shape, const uint8_t *front, paged_record *record) {
     head h;
     memcpy(&h, front, sizeof h);

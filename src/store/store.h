@@ -44,6 +44,9 @@ void paged__record_seal(const paged__shape *shape, const paged_record *record, u
 int paged__record_parts(const paged__shape *shape, const paged_record *record, uint32_t groups,
                         uint8_t *front, struct iovec parts[PAGED__RECORD_PARTS]);
 
+/* The key that a front says it has; not to be believed before it was opened. */
+paged_key paged__record_key(const uint8_t *front);
+
 /* The front of the record that has this key, as it was found: fills parent, first, n_tokens, tokens and
  * groups. False: it is damaged, foreign or another one's, and the record is as it was. */
 bool paged__record_open(const paged__shape *shape, const uint8_t *front, paged_record *record);
