@@ -320,6 +320,8 @@ paged_status paged_seq_match(paged_cache *cache, paged_seq handle, const paged_n
     paged__promise_check(cache, row, 0, tokens, n_tokens);
     commit(cache, seq, &f, tokens);
     seq->space = space;
+    /* Since it promised, others may have computed what is waited for. */
+    if (cache->promises[row].n_waiters) paged__promise_kept(cache, row);
     paged__settle_limit(cache);
     tell_match(cache, seq, &f, n_tokens, out);
     return PAGED_OK;

@@ -5,11 +5,13 @@
  * text. What a request should say is computed from its tokens alone, without engine or cache.
  *
  * A run has a phase with faults (allocations that fail, steps that fail, pinned blocks, cancels, releases,
- * deadlines, readers that fall asleep), then one without, in which all must end in bounded time. Everything
+ * deadlines, readers that fall asleep, a store whose every call may fail or lie), then one without, in which
+ * all must end in bounded time. The store's thread is the test, a few of its jobs a step. Everything
  * comes from the seed: `test_engine_sim --seed N` begins with run N. */
 #include <unistd.h>
 
 #include "engine/engine.h"
+#include "memory_store.h"
 #include "test.h"
 #include "tiny_model.h"
 
@@ -50,26 +52,34 @@ static uint64_t fake_now(void *self) {
     return ((fake *)self)->now_ns;
 }
 
-/* Where the hash of a token lies: in the bytes of its tile's keys. */
+/* Where the hash of a token lies: in the first four elements of its key, which are 32 bytes apart. */
 static uint8_t *at_slot(const paged_kv *kv, int64_t slot) {
     CHECK(slot >= 0 && slot < (int64_t)kv->n_blocks * kv->block_size);
     const int64_t block = slot / kv->block_size, offset = slot % kv->block_size;
     return kv->k + block * kv->block_stride + offset / PAGED_TILE * PAGED_TILE * kv->head_dim_k * 2 +
-           offset % PAGED_TILE * 8;
+           offset % PAGED_TILE * 2;
+}
+
+static void put_hash(const paged_kv *kv, int64_t slot, uint64_t hash) {
+    for (int d = 0; d < 4; d++) memcpy(at_slot(kv, slot) + d * PAGED_TILE * 2, (uint8_t *)&hash + d * 2, 2);
+}
+
+static uint64_t get_hash(const paged_kv *kv, int64_t slot) {
+    uint64_t hash;
+    for (int d = 0; d < 4; d++) memcpy((uint8_t *)&hash + d * 2, at_slot(kv, slot) + d * PAGED_TILE * 2, 2);
+    return hash;
 }
 
 static uint64_t read_token(const paged_kv *kv, const paged_tables *t, int32_t seq, int32_t position) {
     const int32_t bs = kv->block_size, offset = position % bs, *tail = NULL;
     const int32_t block = t->blocks[t->rows[seq] * t->seq_stride + position / bs];
     int64_t slot = (int64_t)block * bs + offset;
-    uint64_t hash;
     if (block < 0) {
         CHECK(t->tail_tiles && (t->seqlens_k[seq] - 1) / bs == position / bs);
         tail = t->tail_tiles + (ptrdiff_t)t->rows[seq] * (bs / PAGED_TILE);
         slot = (int64_t)tail[offset / PAGED_TILE] * PAGED_TILE + offset % PAGED_TILE;
     }
-    memcpy(&hash, at_slot(kv, slot), sizeof hash);
-    return hash;
+    return get_hash(kv, slot);
 }
 
 static void check_shared(const fake *f, const paged_batch *b) {
@@ -90,9 +100,8 @@ static uint64_t through_window(const fake *f, const paged__step *step, int32_t s
                                uint64_t sum) {
     const paged_tables *t = &step->batch[1].tables;
     const int32_t pos = step->positions[i], first = PAGED_MAX(pos - f->window + 1, 0);
-    const uint64_t own = paged__mix(hash + 1);
     CHECK(t->first_k[seq] <= first);
-    memcpy(at_slot(&f->kv[1], step->slots[1][i]), &own, sizeof own);
+    put_hash(&f->kv[1], step->slots[1][i], paged__mix(hash + 1));
     for (int32_t p = first; p <= pos; p++) sum = fold(sum, read_token(&f->kv[1], t, seq, p));
     return sum;
 }
@@ -109,7 +118,7 @@ static paged_status fake_step(void *self, const paged__step *step, const float *
             const uint64_t before = pos ? read_token(f->kv, &b->tables, s, pos - 1) : 0,
                            hash = next_hash(before, step->tokens[i], pos);
             uint64_t sum = 0;
-            memcpy(at_slot(f->kv, step->slots[0][i]), &hash, sizeof hash);
+            put_hash(f->kv, step->slots[0][i], hash);
             for (int32_t p = 0; p <= pos; p++) sum = fold(sum, read_token(f->kv, &b->tables, s, p));
             if (f->window) sum = through_window(f, step, s, i, hash, sum);
             if (n_out == step->n_outputs || step->outputs[n_out] != i) continue;
@@ -168,13 +177,26 @@ typedef struct sim {
     int32_t n_submitted;
     int32_t n_kinds; /* of faults, of which the first few are real: many kinds are few faults */
     bool had_pins, faults;
+    memory_store *store; /* NULL: none */
 } sim;
 
 static uint64_t n_preempted, n_ended[PAGED_FINISH_KINDS], n_cascades, n_stalls, n_tails, n_parked,
-    n_dropped_tokens, n_windowed;
+    n_dropped_tokens, n_windowed, n_loaded, n_loaded_windowed, n_store_dropped;
 
 static int32_t below(sim *s, int32_t n) {
     return (int32_t)(paged__rand(&s->random) % (uint64_t)n);
+}
+
+static memory_fault store_fault(void *user, memory_call call) {
+    sim *s = user;
+    (void)call;
+    if (!s->faults || below(s, s->n_kinds) > 2) return MEMORY_FINE;
+    return (memory_fault)(1 + below(s, MEMORY_SLOW - 1));
+}
+
+/* Some of what the store's thread has to do, or all. */
+static void store_works(sim *s, int32_t n) {
+    while (s->store && n-- > 0 && paged__stores_work(s->e)) continue;
 }
 
 /* What the model reads behind n tokens; of layers with a window, the end of it. */
@@ -363,6 +385,7 @@ static void step(sim *s, int32_t *active) {
         n_preempted++;
     }
     for (int32_t i = 0; i < s->e->n_waiting; i++) CHECK(s->e->waiting[i]->wait != PAGED_WAIT_NONE);
+    store_works(s, s->faults ? below(s, 4) : INT32_MAX);
     if (below(s, 4) == 0 && paged_engine_check(s->e, &err)) test_fail(__FILE__, __LINE__, "%s", err.message);
 }
 
@@ -404,6 +427,10 @@ static void make(sim *s, const paged_model *m) {
     c.max_waiting = 1 + below(s, 12);
     c.no_prefix_cache = below(s, 5) == 0;
     c.no_packed_tails = below(s, 3) == 0;
+    s->store = c.no_prefix_cache || below(s, 3) ? NULL : memory_create();
+    const paged_store store = memory_as_store(s->store);
+    c.stores = &store;
+    c.n_stores = s->store != NULL;
     s->n_kinds = 12 << below(s, 5);
     s->f = (fake){.now_ns = 1, .window = below(s, 3) ? 0 : 1 + below(s, 90)};
     for (int32_t g = 0; g < 2; g++)
@@ -421,8 +448,13 @@ static void make(sim *s, const paged_model *m) {
                                     .step = fake_step,
                                     .now_ns = fake_now,
                                     .groups = s->f.groups,
-                                    .n_groups = s->f.window ? 2 : 1};
+                                    .n_groups = s->f.window ? 2 : 1,
+                                    .stores_by_hand = true};
     CHECK_EQ(paged__engine_create(m, &c, &backend, &s->e, NULL), PAGED_OK);
+    if (s->store) {
+        s->store->fault = store_fault;
+        s->store->user = s;
+    }
     s->e->max_unread = below(s, 2) ? 0 : 1 + below(s, 6);
     s->e->reader_timeout_ns = below(s, 2) ? 0 : (uint64_t)(1 + below(s, 80)) * 1000000;
     s->tok = s->e->tok;
@@ -435,7 +467,7 @@ static int32_t steps_to_end(const sim *s) {
     int64_t n = 100;
     for (int32_t i = 0; i < s->n_submitted; i++)
         n += 3 * (s->r[i].params.n_tokens / s->e->config.chunk_tokens + 1 + s->r[i].params.max_tokens);
-    return (int32_t)n;
+    return (int32_t)n * (s->store ? 2 : 1);
 }
 
 static void finish(sim *s) {
@@ -450,6 +482,8 @@ static void finish(sim *s) {
         release(s, r);
     }
     paged_cache_set_clock(s->e->cache, UINT64_MAX);
+    store_works(s, INT32_MAX);
+    paged__stores_poll(s->e);
     if (paged_engine_check(s->e, &err)) test_fail(__FILE__, __LINE__, "%s", err.message);
     paged_engine_get_cache_stats(s->e, &cache);
     paged_engine_get_stats(s->e, &stats);
@@ -462,6 +496,9 @@ static void finish(sim *s) {
     n_stalls += stats.n_stalls;
     n_tails += cache.n_packed;
     if (s->f.window) n_windowed += stats.n_preemptions;
+    if (s->f.window) n_loaded_windowed += stats.n_store_tokens;
+    n_loaded += stats.n_store_tokens;
+    n_store_dropped += stats.n_store_dropped;
 }
 
 /* Some of the readers that are awake. */
@@ -496,6 +533,7 @@ static void run(uint64_t seed, const paged_model *m) {
     finish(&s);
     paged__sampler_free(s.sampler);
     paged_engine_free(s.e);
+    if (s.store) memory_destroy(s.store);
     free(s.f.logits);
 }
 
@@ -596,6 +634,9 @@ static void many_seeds(void) {
     CHECK(n_preempted > n_runs / 4 && n_stalls > 0 && n_tails > 0 && n_parked > n_runs &&
           n_dropped_tokens > n_runs);
     CHECK(n_windowed > 0);
+    printf("%d tokens from stores, %d of them with windows; %d blocks not written\n", (int)n_loaded,
+           (int)n_loaded_windowed, (int)n_store_dropped);
+    CHECK(n_loaded > 10 * n_runs && n_loaded_windowed > n_runs && n_store_dropped > 0);
     for (int i = 1; i < PAGED_FINISH_KINDS; i++) CHECK(n_ended[i] > 0);
 }
 
