@@ -30,7 +30,7 @@ typedef struct chat_options {
     int32_t log_level, history;
     paged__sampling_options sampling;
     paged__memory_options memory;
-    paged__stores_options stores;
+    paged__places_options places;
 } chat_options;
 
 #define AT(field) offsetof(chat_options, field)
@@ -49,7 +49,8 @@ static const paged__option options_table[] = {
     PAGED__SAMPLING_ROWS(chat_options, sampling),
     {.kind = PAGED__OPTION_HEADING, .name = "Memory and threads"},
     PAGED__MEMORY_ROWS(chat_options, memory),
-    PAGED__FILES_ROWS(chat_options, stores.files),
+    {.kind = PAGED__OPTION_HEADING, .name = "What outlives this process"},
+    PAGED__PLACES_ROWS(chat_options, places),
     {.kind = PAGED__OPTION_HEADING, .name = "Terminal"},
     {PAGED__OPTION_FLAG, 0, "stats", NULL, AT(stats), 0, 0, NULL, "a line of statistics after each answer"},
     {PAGED__OPTION_FLAG, 0, "no-history", NULL, AT(no_history), 0, 0, NULL,
@@ -379,7 +380,7 @@ static int talk(chat *c) {
 static int chat_command(paged__cli *cli, int argc, char **argv) {
     static const chat_options defaults = {.sampling = PAGED__SAMPLING_DEFAULTS,
                                           .memory = PAGED__MEMORY_DEFAULTS,
-                                          .stores = PAGED__STORES_DEFAULTS,
+                                          .places = PAGED__PLACES_DEFAULTS,
                                           .log_level = -1};
     chat c = {.options = defaults, .keys = -1};
     chat_options *o = &c.options;
@@ -393,7 +394,7 @@ static int chat_command(paged__cli *cli, int argc, char **argv) {
     if (code == PAGED__EXIT_OK && !c.session.info.chat_template)
         code = paged__error(
             cli, "this model has no chat template, so it cannot hold a conversation; see paged run");
-    if (code == PAGED__EXIT_OK) code = paged__session_start(&c.session, &o->memory, &o->stores, 1, false);
+    if (code == PAGED__EXIT_OK) code = paged__session_start(&c.session, &o->memory, 1, &o->places);
     if (code == PAGED__EXIT_OK) code = begin(&c);
     if (code == PAGED__EXIT_OK) {
         paged_engine_info info;

@@ -19,7 +19,7 @@ typedef struct run_options {
     int32_t log_level;
     paged__sampling_options sampling;
     paged__memory_options memory;
-    paged__stores_options stores;
+    paged__places_options places;
 } run_options;
 
 #define AT(field) offsetof(run_options, field)
@@ -38,7 +38,8 @@ static const paged__option options_table[] = {
     PAGED__SAMPLING_ROWS(run_options, sampling),
     {.kind = PAGED__OPTION_HEADING, .name = "Memory and threads"},
     PAGED__MEMORY_ROWS(run_options, memory),
-    PAGED__FILES_ROWS(run_options, stores.files),
+    {.kind = PAGED__OPTION_HEADING, .name = "What outlives this process"},
+    PAGED__PLACES_ROWS(run_options, places),
     {.kind = PAGED__OPTION_HEADING, .name = "Output"},
     {PAGED__OPTION_FLAG, 0, "json", NULL, AT(json), 0, 0, NULL,
      "one JSON object at the end instead of text as it comes"},
@@ -232,7 +233,7 @@ static int run_all(run *r) {
     if (code == PAGED__EXIT_OK) code = paged__session_load(&r->session, r->cli, r->options.model);
     if (code == PAGED__EXIT_OK) code = make_prompt(r);
     if (code == PAGED__EXIT_OK)
-        code = paged__session_start(&r->session, &r->options.memory, &r->options.stores, 1, false);
+        code = paged__session_start(&r->session, &r->options.memory, 1, &r->options.places);
     if (code != PAGED__EXIT_OK) return code;
 
     if (!r->options.json) {
@@ -267,7 +268,7 @@ static int run_command(paged__cli *cli, int argc, char **argv) {
     run r = {.cli = cli,
              .options = {.sampling = PAGED__SAMPLING_DEFAULTS,
                          .memory = PAGED__MEMORY_DEFAULTS,
-                         .stores = PAGED__STORES_DEFAULTS,
+                         .places = PAGED__PLACES_DEFAULTS,
                          .log_level = -1}};
     run_options *o = &r.options;
     int code;
