@@ -251,7 +251,8 @@ PAGED_API paged_status paged_engine_save(paged_engine *engine, const int32_t *to
  * FORMAT (damaged, cut, longer than it says), UNSUPPORTED (of another model, types, layout or kernels: the
  * message has both), TOO_LONG, NO_BLOCKS (both numbers), NO_MEMORY, INVALID_ARG. */
 PAGED_API paged_status paged_engine_load(paged_engine *engine, const char *salt, int dir_fd, const char *name,
-                                         paged_saved *out, paged_error *err);
+                                         int32_t *tokens /* [n_ctx], or NULL: out */, paged_saved *out,
+                                         paged_error *err);
 
 typedef struct paged_engine_info {
     int32_t n_ctx, block_size, chunk_tokens, n_threads, max_running;

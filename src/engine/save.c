@@ -333,7 +333,7 @@ static paged_status insert(work *w, const int32_t *tokens, int32_t n_tokens, con
     return paged_seq_commit(e->cache, w->seq, tokens + n_cached, n_tokens - n_cached);
 }
 
-static paged_status load(work *w, const char *salt, int dir_fd, paged_saved *out) {
+static paged_status load(work *w, const char *salt, int dir_fd, int32_t *tokens_out, paged_saved *out) {
     size_t bytes = 0;
     head h;
     paged_status s = read_file(w, dir_fd, &bytes);
@@ -350,17 +350,19 @@ static paged_status load(work *w, const char *salt, int dir_fd, paged_saved *out
     s = check_tokens(w, tokens, h.n_tokens);
     if (!s) s = check_blocks(w, w->bytes + front, n_blocks);
     if (!s) s = insert(w, tokens, h.n_tokens, salt, w->bytes + front);
-    if (!s) *out = (paged_saved){.n_tokens = paged_seq_len(w->e->cache, w->seq), .file_bytes = bytes};
-    return s;
+    if (s) return s;
+    *out = (paged_saved){.n_tokens = paged_seq_len(w->e->cache, w->seq), .file_bytes = bytes};
+    if (tokens_out) memcpy(tokens_out, tokens, (size_t)out->n_tokens * sizeof *tokens);
+    return PAGED_OK;
 }
 
 paged_status paged_engine_load(paged_engine *e, const char *salt, int dir_fd, const char *name,
-                               paged_saved *out, paged_error *err) {
+                               int32_t *tokens, paged_saved *out, paged_error *err) {
     if (!e || !is_name(name) || !out)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "engine, name or out is not given");
     work w;
     paged_status s = begin(&w, e, name, err);
-    if (!s) s = load(&w, salt, dir_fd, out);
+    if (!s) s = load(&w, salt, dir_fd, tokens, out);
     end(&w);
     return s;
 }

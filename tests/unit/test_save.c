@@ -130,7 +130,7 @@ static void comes_back(void) {
         paged_engine_free(e);
 
         e = make(m, cases[i]);
-        if (paged_engine_load(e, "t", folder_fd, "a", &loaded, &err))
+        if (paged_engine_load(e, "t", folder_fd, "a", NULL, &loaded, &err))
             test_fail(__FILE__, __LINE__, "%s", err.message);
         CHECK_EQ(loaded.n_tokens, n - 1);
         CHECK_EQ(loaded.file_bytes, saved.file_bytes);
@@ -141,11 +141,12 @@ static void comes_back(void) {
         a = ask(e, tokens, N_TOKENS, "t");
         same(&a, &want);
         CHECK_EQ(a.cached, N_TOKENS - 1);
-        CHECK_EQ(paged_engine_load(e, "t", folder_fd, "a", &loaded, &err), PAGED_OK); /* there already */
+        CHECK_EQ(paged_engine_load(e, "t", folder_fd, "a", NULL, &loaded, &err),
+                 PAGED_OK); /* there already */
         CHECK_EQ(loaded.n_tokens, n - 1);
         /* Half of it is there. */
         CHECK(ask(e, tokens, 70, "u").cached == 0);
-        CHECK_EQ(paged_engine_load(e, "u", folder_fd, "a", &loaded, &err), PAGED_OK);
+        CHECK_EQ(paged_engine_load(e, "u", folder_fd, "a", NULL, &loaded, &err), PAGED_OK);
         a = ask(e, tokens, N_TOKENS, "u");
         same(&a, &want);
         CHECK_EQ(a.cached, N_TOKENS - 1);
@@ -168,7 +169,7 @@ static void comes_back_full(void) {
         CHECK_EQ(paged_engine_save(e, tokens, N_CTX - N_NEW, NULL, folder_fd, "a", &saved, NULL), PAGED_OK);
         paged_engine_free(e);
         e = make(m, (paged_engine_config){.block_size = block, .pool_bytes = 0});
-        CHECK_EQ(paged_engine_load(e, NULL, folder_fd, "a", &saved, NULL), PAGED_OK);
+        CHECK_EQ(paged_engine_load(e, NULL, folder_fd, "a", NULL, &saved, NULL), PAGED_OK);
         CHECK_EQ(saved.n_tokens, N_CTX - N_NEW);
         CHECK_EQ(ask(e, tokens, N_CTX - N_NEW, NULL).cached, N_CTX - N_NEW - 1);
         paged_engine_free(e);
@@ -219,18 +220,18 @@ static void refuses_what_is_damaged(void) {
     const size_t cuts[] = {0, size / 10, size / 2, size / 100 * 99, size - 1};
     for (int i = 0; i < 5; i++) {
         write_all("b", bytes, cuts[i]);
-        CHECK_EQ(paged_engine_load(e, NULL, folder_fd, "b", &saved, &err), PAGED_ERR_FORMAT);
+        CHECK_EQ(paged_engine_load(e, NULL, folder_fd, "b", NULL, &saved, &err), PAGED_ERR_FORMAT);
         CHECK(strstr(err.message, "bytes") != NULL);
     }
     memset(bytes + size, 0, 100);
     write_all("b", bytes, size + 100);
-    CHECK_EQ(paged_engine_load(e, NULL, folder_fd, "b", &saved, &err), PAGED_ERR_FORMAT);
+    CHECK_EQ(paged_engine_load(e, NULL, folder_fd, "b", NULL, &saved, &err), PAGED_ERR_FORMAT);
     /* A bit of each byte of the front, of some in every block, and of its sum. */
     for (size_t at = 0; at < size; at += at < front ? 1 : 257) {
         bytes[at] ^= (uint8_t)(1 << at % 8);
         write_all("b", bytes, size);
         err = (paged_error){0};
-        const paged_status s = paged_engine_load(e, NULL, folder_fd, "b", &saved, &err);
+        const paged_status s = paged_engine_load(e, NULL, folder_fd, "b", NULL, &saved, &err);
         CHECK(s == PAGED_ERR_FORMAT && err.message[0]);
         bytes[at] ^= (uint8_t)(1 << at % 8);
     }
@@ -240,7 +241,7 @@ static void refuses_what_is_damaged(void) {
     memcpy(bytes + front, bytes + front + block_bytes, block_bytes);
     memcpy(bytes + front + block_bytes, block, block_bytes);
     write_all("b", bytes, size);
-    CHECK_EQ(paged_engine_load(e, NULL, folder_fd, "b", &saved, &err), PAGED_ERR_FORMAT);
+    CHECK_EQ(paged_engine_load(e, NULL, folder_fd, "b", NULL, &saved, &err), PAGED_ERR_FORMAT);
     CHECK(strstr(err.message, "block 0 of") != NULL);
     free(block);
     free(bytes);
@@ -263,7 +264,7 @@ static void refuses_what_is_damaged(void) {
     for (int i = 0; i < 5; i++) {
         e = make(foreign[i].model, foreign[i].c);
         err = (paged_error){0};
-        const paged_status s = paged_engine_load(e, NULL, folder_fd, "a", &saved, &err);
+        const paged_status s = paged_engine_load(e, NULL, folder_fd, "a", NULL, &saved, &err);
         if (s != foreign[i].status) test_fail(__FILE__, __LINE__, "case %d: %d, %s", i, (int)s, err.message);
         CHECK_EQ(e->cache->groups[0].n_cached, 0);
         paged_engine_free(e);
@@ -287,11 +288,11 @@ static void opens_only_files(void) {
     CHECK_EQ(symlinkat("a", folder_fd, "link"), 0);
     CHECK_EQ(mkfifoat(folder_fd, "pipe", 0600), 0);
     CHECK_EQ(mkdirat(folder_fd, "dir", 0700), 0);
-    CHECK_EQ(paged_engine_load(e, NULL, folder_fd, "link", &saved, &err), PAGED_ERR_IO);
-    CHECK_EQ(paged_engine_load(e, NULL, folder_fd, "pipe", &saved, &err), PAGED_ERR_IO);
-    CHECK_EQ(paged_engine_load(e, NULL, folder_fd, "dir", &saved, &err), PAGED_ERR_IO);
-    CHECK_EQ(paged_engine_load(e, NULL, folder_fd, "none", &saved, &err), PAGED_ERR_NOT_FOUND);
-    CHECK_EQ(paged_engine_load(e, NULL, folder_fd, "", &saved, &err), PAGED_ERR_INVALID_ARG);
+    CHECK_EQ(paged_engine_load(e, NULL, folder_fd, "link", NULL, &saved, &err), PAGED_ERR_IO);
+    CHECK_EQ(paged_engine_load(e, NULL, folder_fd, "pipe", NULL, &saved, &err), PAGED_ERR_IO);
+    CHECK_EQ(paged_engine_load(e, NULL, folder_fd, "dir", NULL, &saved, &err), PAGED_ERR_IO);
+    CHECK_EQ(paged_engine_load(e, NULL, folder_fd, "none", NULL, &saved, &err), PAGED_ERR_NOT_FOUND);
+    CHECK_EQ(paged_engine_load(e, NULL, folder_fd, "", NULL, &saved, &err), PAGED_ERR_INVALID_ARG);
     CHECK_EQ(paged_engine_save(e, tokens, n, NULL, folder_fd, "dir", &saved, &err), PAGED_ERR_IO);
     CHECK_EQ(paged_engine_save(e, tokens, n, NULL, folder_fd, "none/a", &saved, &err), PAGED_ERR_IO);
     memset(long_name, 'a', sizeof long_name - 1);
