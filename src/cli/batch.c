@@ -28,7 +28,7 @@ typedef struct batch_options {
     bool quiet, stats;
     paged__sampling_options sampling;
     paged__memory_options memory;
-    paged__stores_options stores;
+    paged__places_options places;
 } batch_options;
 
 #define AT(field) offsetof(batch_options, field)
@@ -47,7 +47,8 @@ static const paged__option options_table[] = {
     PAGED__SAMPLING_ROWS(batch_options, sampling),
     {.kind = PAGED__OPTION_HEADING, .name = "Memory and threads"},
     PAGED__MEMORY_ROWS(batch_options, memory),
-    PAGED__FILES_ROWS(batch_options, stores.files),
+    {.kind = PAGED__OPTION_HEADING, .name = "What outlives this process"},
+    PAGED__PLACES_ROWS(batch_options, places),
     {.kind = PAGED__OPTION_HEADING, .name = "Output"},
     {PAGED__OPTION_FLAG, 0, "stats", NULL, AT(stats), 0, 0, NULL,
      "what the scheduler and the cache counted on stderr at the end"},
@@ -333,7 +334,7 @@ static int batch_command(paged__cli *cli, int argc, char **argv) {
     static const batch_options defaults = {.parallel = 8,
                                            .sampling = PAGED__SAMPLING_DEFAULTS,
                                            .memory = PAGED__MEMORY_DEFAULTS,
-                                           .stores = PAGED__STORES_DEFAULTS,
+                                           .places = PAGED__PLACES_DEFAULTS,
                                            .log_level = -1};
     batch b = {.options = defaults, .session.cli = cli};
     batch_options *o = &b.options;
@@ -349,8 +350,7 @@ static int batch_command(paged__cli *cli, int argc, char **argv) {
     code = b.done && b.refused && b.jobs ? open_files(&b)
                                          : paged__error(cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
     if (code == PAGED__EXIT_OK) code = paged__session_load(&b.session, cli, o->model);
-    if (code == PAGED__EXIT_OK)
-        code = paged__session_start(&b.session, &o->memory, &o->stores, o->parallel, false);
+    if (code == PAGED__EXIT_OK) code = paged__session_start(&b.session, &o->memory, o->parallel, &o->places);
     if (code == PAGED__EXIT_OK) {
         paged_engine_info info;
         paged_engine_get_info(b.session.engine, &info);

@@ -233,7 +233,7 @@ static int start(bench *b) {
     b->n_figures = n * (1 + b->n_requests);
     b->prompt = paged__alloc((size_t)longest, sizeof *b->prompt);
     if (!b->prompt) return paged__error(cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
-    return paged__session_start(&b->session, &o->memory, NULL, most, true);
+    return paged__session_start(&b->session, &o->memory, most, NULL);
 }
 
 static int bench_command(paged__cli *cli, int argc, char **argv) {

@@ -141,7 +141,7 @@ static int run_all(perplexity *p) {
     /* The token that the engine generates behind a piece has no slot. */
     if (o->memory.ctx == 0) o->memory.ctx = PAGED_MIN((int32_t)CTX_DEFAULT, p->session.info.n_ctx_train);
     code = tokenize(p);
-    if (code == PAGED__EXIT_OK) code = paged__session_start(&p->session, &o->memory, NULL, 1, true);
+    if (code == PAGED__EXIT_OK) code = paged__session_start(&p->session, &o->memory, 1, NULL);
     if (code != PAGED__EXIT_OK) return code;
     const int32_t n_left = p->n_tokens - p->n_pieces * p->n_ctx;
     if (n_left)

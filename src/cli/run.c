@@ -4,6 +4,7 @@
  * statistics. Everything that a run holds lies in struct run and is freed by close_run(), whatever went
  * wrong.
  */
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,12 +15,12 @@
 #include "cli/session.h"
 
 typedef struct run_options {
-    const char *model, *prompt, *file, *system;
+    const char *model, *prompt, *file, *system, *session_file;
     bool raw, json, stats, quiet;
     int32_t log_level;
     paged__sampling_options sampling;
     paged__memory_options memory;
-    paged__stores_options stores;
+    paged__places_options places;
 } run_options;
 
 #define AT(field) offsetof(run_options, field)
@@ -38,7 +39,10 @@ static const paged__option options_table[] = {
     PAGED__SAMPLING_ROWS(run_options, sampling),
     {.kind = PAGED__OPTION_HEADING, .name = "Memory and threads"},
     PAGED__MEMORY_ROWS(run_options, memory),
-    PAGED__FILES_ROWS(run_options, stores.files),
+    {.kind = PAGED__OPTION_HEADING, .name = "What outlives this process"},
+    {PAGED__OPTION_TEXT, 0, "session", "FILE", AT(session_file), 0, 0, NULL,
+     "take keys and values from this file if it is there, and leave\nthose of prompt and answer in it"},
+    PAGED__PLACES_ROWS(run_options, places),
     {.kind = PAGED__OPTION_HEADING, .name = "Output"},
     {PAGED__OPTION_FLAG, 0, "json", NULL, AT(json), 0, 0, NULL,
      "one JSON object at the end instead of text as it comes"},
@@ -60,7 +64,7 @@ typedef struct run {
     int32_t *prompt; /* [n_prompt], owned */
     int32_t n_prompt;
     paged__buffer text;   /* generated; with --json only */
-    paged__buffer tokens; /* int32_t, generated; with --json only */
+    paged__buffer tokens; /* int32_t, generated; with --json or --session only */
     bool ends_in_newline, has_text;
     paged_output end; /* the last one read; its pointers are not used */
 } run;
@@ -132,11 +136,12 @@ static int submit(run *r) {
 
 static int take_output(run *r, const paged_output *out) {
     paged__cli *cli = r->cli;
+    const bool keeps = r->options.json || r->options.session_file;
+    if (keeps && !paged__buffer_append(&r->tokens, out->tokens, (size_t)out->n_tokens * sizeof *out->tokens))
+        return paged__error(cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
     if (r->options.json) {
-        if (!paged__buffer_append(&r->text, out->text, out->text_len) ||
-            !paged__buffer_append(&r->tokens, out->tokens, (size_t)out->n_tokens * sizeof *out->tokens)) {
+        if (!paged__buffer_append(&r->text, out->text, out->text_len))
             return paged__error(cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
-        }
         return PAGED__EXIT_OK;
     }
     if (out->text_len == 0) return PAGED__EXIT_OK;
@@ -172,6 +177,35 @@ static int generate(run *r) {
     if (r->has_text && !r->ends_in_newline && isatty(STDOUT_FILENO)) paged__out_write(r->cli, "\n", 1);
     paged__out_flush(r->cli);
     return r->end.finish == PAGED_FINISH_CANCELLED ? PAGED__EXIT_INTERRUPTED : PAGED__EXIT_OK;
+}
+
+/* ---- the session file ---- */
+
+static int load_session(run *r) {
+    paged_saved saved;
+    paged_error err;
+    if (!r->options.session_file) return PAGED__EXIT_OK;
+    const paged_status status =
+        paged_engine_load(r->session.engine, NULL, AT_FDCWD, r->options.session_file, NULL, &saved, &err);
+    if (status == PAGED_ERR_NOT_FOUND) return PAGED__EXIT_OK; /* the first run makes it */
+    if (status != PAGED_OK) return paged__error(r->cli, "%s", err.message);
+    return PAGED__EXIT_OK;
+}
+
+/* Prompt and answer. An answer that was interrupted is kept as far as it got. */
+static int save_session(run *r) {
+    const size_t n_made = r->tokens.len / sizeof(int32_t), n = (size_t)r->n_prompt + n_made;
+    paged_saved saved;
+    paged_error err;
+    if (!r->options.session_file) return PAGED__EXIT_OK;
+    int32_t *tokens = paged__alloc(n, sizeof *tokens);
+    if (!tokens) return paged__error(r->cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
+    memcpy(tokens, r->prompt, (size_t)r->n_prompt * sizeof *tokens);
+    if (n_made) memcpy(tokens + r->n_prompt, r->tokens.data, n_made * sizeof *tokens);
+    const paged_status status = paged_engine_save(r->session.engine, tokens, (int32_t)n, NULL, AT_FDCWD,
+                                                  r->options.session_file, &saved, &err);
+    paged__free(tokens);
+    return status == PAGED_OK ? PAGED__EXIT_OK : paged__error(r->cli, "%s", err.message);
 }
 
 /* ---- what was measured ---- */
@@ -244,7 +278,7 @@ static int run_all(run *r) {
     if (code == PAGED__EXIT_OK) code = paged__session_load(&r->session, r->cli, r->options.model);
     if (code == PAGED__EXIT_OK) code = make_prompt(r);
     if (code == PAGED__EXIT_OK)
-        code = paged__session_start(&r->session, &r->options.memory, &r->options.stores, 1, false);
+        code = paged__session_start(&r->session, &r->options.memory, 1, &r->options.places);
     if (code != PAGED__EXIT_OK) return code;
 
     if (!r->options.json) {
@@ -256,9 +290,12 @@ static int run_all(run *r) {
                         r->options.memory.ctx);
         }
     }
-    code = submit(r);
+    code = load_session(r);
+    if (code == PAGED__EXIT_OK) code = submit(r);
     if (code == PAGED__EXIT_OK) code = generate(r);
     if (code != PAGED__EXIT_OK && code != PAGED__EXIT_INTERRUPTED) return code;
+    const int saved = save_session(r);
+    if (saved != PAGED__EXIT_OK) return saved;
     if (r->options.json) {
         int json_code = print_json(r);
         if (json_code != PAGED__EXIT_OK) return json_code;
@@ -279,7 +316,7 @@ static int run_command(paged__cli *cli, int argc, char **argv) {
     run r = {.cli = cli,
              .options = {.sampling = PAGED__SAMPLING_DEFAULTS,
                          .memory = PAGED__MEMORY_DEFAULTS,
-                         .stores = PAGED__STORES_DEFAULTS,
+                         .places = PAGED__PLACES_DEFAULTS,
                          .log_level = -1}};
     run_options *o = &r.options;
     int code;

@@ -10,22 +10,22 @@
 
 #include "base/base.h"
 #include "cli/cli.h"
+#include "cli/places.h"
 #include "cli/plan.h"
 #include "cli/session.h"
-#include "cli/stores.h"
 #include "server/server.h"
 
 enum { OTHER_FILES = 64 }; /* descriptors that are no connections */
 
 typedef struct serve_options {
-    const char *config, *model, *name, *host, *api_key, *cors_origin, *access_log;
+    const char *config, *model, *name, *host, *api_key, *cors_origin, *access_log, *slot_dir;
     int32_t port, max_running, max_waiting, max_connections;
     int32_t reader_timeout, idle_timeout, drain_timeout, log_level, keep_days;
     size_t max_body;
     bool quiet, no_prefix_cache;
     paged__sampling_options sampling;
     paged__memory_options memory;
-    paged__stores_options stores;
+    paged__places_options places;
 } serve_options;
 
 #define AT(field) offsetof(serve_options, field)
@@ -66,7 +66,9 @@ static const paged__option options_table[] = {
      "nothing is taken over from earlier requests"},
     PAGED__MEMORY_ROWS(serve_options, memory),
     {.kind = PAGED__OPTION_HEADING, .name = "What outlives this process"},
-    PAGED__STORES_ROWS(serve_options, stores),
+    PAGED__PLACES_ROWS(serve_options, places),
+    {PAGED__OPTION_TEXT, 0, "slot-save-path", "DIR", AT(slot_dir), 0, 0, NULL,
+     "where POST /slots/{id}?action=save puts its files (default: such\nrequests are refused)"},
     {PAGED__OPTION_INT, 0, "keep-days", "N", AT(keep_days), 0, 36500, NULL,
      "days that a conversation is kept after its last change, 0: for\never (default: 30)"},
     {.kind = PAGED__OPTION_HEADING, .name = "Generation, where a request says nothing else"},
@@ -92,7 +94,7 @@ static const serve_options defaults = {.host = "127.0.0.1",
                                        .drain_timeout = 60,
                                        .sampling = {.temperature = 1, .top_p = 1, .repetition_penalty = 1},
                                        .memory = PAGED__MEMORY_DEFAULTS,
-                                       .stores = PAGED__STORES_DEFAULTS,
+                                       .places = PAGED__PLACES_DEFAULTS,
                                        .keep_days = 30,
                                        .log_level = -1};
 
@@ -101,7 +103,7 @@ typedef struct serve {
     serve_options options;
     paged__buffer config; /* text of --config, which options borrow from */
     paged__session session;
-    paged__cli_stores stores;
+    paged__places places;
     paged_service *service;
     paged__server *server;
     FILE *access_log;
@@ -159,10 +161,10 @@ static int start_service(serve *s) {
     if (o->memory.fit && o->memory.pool_bytes)
         return paged__usage_error(s->cli, "give --fit or --pool-bytes, not both");
     paged_status status = o->memory.fit ? paged__session_fit(&s->session, &config.engine, &err) : PAGED_OK;
-    config.engine.stores = s->stores.all;
-    config.engine.n_stores = s->stores.n;
+    config.engine.stores = s->places.all;
+    config.engine.n_stores = s->places.n;
     if (!status) status = paged_service_create(s->session.model, &config, &s->service, &err);
-    if (!status) s->stores.n = 0; /* the engine's */
+    if (!status) s->places.n = 0; /* the engine's */
     return status == PAGED_OK ? PAGED__EXIT_OK : paged__session_refused(s->cli, status, &err);
 }
 
@@ -214,7 +216,7 @@ static void raise_file_limit(int32_t n_connections) {
 
 static int run_server(serve *s) {
     const serve_options *o = &s->options;
-    const int code = paged__cli_stores_open(s->cli, &o->stores, &s->stores);
+    const int code = paged__places_open(s->cli, &o->places, &s->places);
     if (code != PAGED__EXIT_OK) return code;
     const paged__server_config config = {.host = o->host,
                                          .port = o->port,
@@ -229,13 +231,14 @@ static int run_server(serve *s) {
                                          .drain_timeout_ms = o->drain_timeout * 1000,
                                          .stall_ms = 30000,
                                          .access_log = s->access_log,
-                                         .notes = s->stores.has_notes ? &s->stores.notes : NULL,
+                                         .notes = s->places.has_notes ? &s->places.notes : NULL,
+                                         .slot_dir = o->slot_dir,
                                          .conversation_days = o->keep_days,
                                          .on_ready = on_ready,
                                          .user = s};
     paged_error err;
     pthread_t loader;
-    s->stores.has_notes = false; /* the server's */
+    s->places.has_notes = false; /* the server's */
     if (paged__server_create(&config, &s->server, &err) != PAGED_OK)
         return paged__error(s->cli, "%s", err.message);
     if (pthread_create(&loader, NULL, load, s) != 0)
@@ -263,7 +266,7 @@ static int serve_command(paged__cli *cli, int argc, char **argv) {
     if (code == PAGED__EXIT_OK) code = run_server(&s);
     paged__server_free(s.server);
     paged_service_free(s.service);
-    paged__cli_stores_close(&s.stores);
+    paged__places_close(&s.places);
     paged__session_close(&s.session);
     if (s.access_log && s.access_log != stderr) fclose(s.access_log);
     paged__buffer_free(&s.config);

@@ -99,24 +99,22 @@ paged_status paged__session_fit(const paged__session *s, paged_engine_config *co
     return PAGED_OK;
 }
 
-int paged__session_start(paged__session *s, const paged__memory_options *o,
-                         const paged__stores_options *stores, int32_t max_running, bool no_prefix_cache) {
+int paged__session_start(paged__session *s, const paged__memory_options *o, int32_t max_running,
+                         const paged__places_options *places) {
     const uint64_t start = paged__now_ns();
-    paged__cli_stores places = {0};
     paged_engine_config config = paged__session_config(o);
     config.max_running = max_running;
-    config.no_prefix_cache = no_prefix_cache;
+    config.no_prefix_cache = !places;
     config.warm_up = max_running > 1;
     paged_error err;
     if (o->fit && o->pool_bytes) return paged__usage_error(s->cli, "give --fit or --pool-bytes, not both");
-    paged_status status = o->fit ? paged__session_fit(s, &config, &err) : PAGED_OK;
-    const int code = status || !stores ? PAGED__EXIT_OK : paged__cli_stores_open(s->cli, stores, &places);
+    const int code = places ? paged__places_open(s->cli, places, &s->places) : PAGED__EXIT_OK;
     if (code != PAGED__EXIT_OK) return code;
-    config.stores = places.all;
-    config.n_stores = places.n;
+    paged_status status = o->fit ? paged__session_fit(s, &config, &err) : PAGED_OK;
+    config.stores = s->places.all;
+    config.n_stores = s->places.n;
     if (!status) status = paged_engine_create(s->model, &config, &s->engine, &err);
-    if (!status) places.n = 0; /* the engine's */
-    paged__cli_stores_close(&places);
+    if (!status) s->places.n = 0; /* the engine's */
     s->load_ms += (double)(paged__now_ns() - start) / 1e6;
     return status == PAGED_OK ? PAGED__EXIT_OK : paged__session_refused(s->cli, status, &err);
 }
@@ -127,6 +125,7 @@ void paged__session_close(paged__session *s) {
     paged__interrupt_keep(false);
     if (s->cli) paged__term_clear(&s->cli->term);
     paged_engine_free(s->engine);
+    paged__places_close(&s->places);
     paged_model_free(s->model);
     *s = (paged__session){0};
 }

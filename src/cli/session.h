@@ -6,7 +6,7 @@
 #define PAGED_CLI_SESSION_H
 
 #include "cli/cli.h"
-#include "cli/stores.h"
+#include "cli/places.h"
 #include "paged/engine.h"
 #include "paged/model.h"
 #include "server/openai.h"
@@ -213,7 +213,8 @@ typedef struct paged__session {
     paged_model *model;
     paged_model_info info;
     paged_engine *engine;
-    double load_ms; /* of the model and, once it is made, the engine */
+    double load_ms;       /* of the model and, once it is made, the engine */
+    paged__places places; /* what of them the engine has not taken */
 } paged__session;
 
 /* Loads the model (named, or $PAGED_MODEL) with a progress bar unless quiet. Returns an exit code; the error
@@ -227,9 +228,9 @@ paged_status paged__session_fit(const paged__session *session, paged_engine_conf
 /* Tells why there is no engine, and what to do. Returns an exit code. */
 int paged__session_refused(paged__cli *cli, paged_status status, const paged_error *err);
 
-/* Makes the engine. max_running 0: 1. stores may be NULL. */
-int paged__session_start(paged__session *session, const paged__memory_options *options,
-                         const paged__stores_options *stores, int32_t max_running, bool no_prefix_cache);
+/* Makes the engine. max_running 0: 1. places: NULL: none, and nothing is taken over from earlier requests. */
+int paged__session_start(paged__session *session, const paged__memory_options *options, int32_t max_running,
+                         const paged__places_options *places);
 void paged__session_close(paged__session *session); /* a zeroed one is fine */
 
 /* paged_request_init() and the options. */

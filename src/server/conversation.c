@@ -7,7 +7,8 @@
  *   PATCH  /v1/conversations/ID        {"title", "pinned", "expires_at"}
  *   DELETE /v1/conversations/ID
  *   POST   /v1/conversations/ID/turns  {"content": …} and the fields of a chat completion: says something
- *                                      and is answered like one; both are kept before its end is told
+ *                                      and is answered like one; both are kept before its end is told.
+ *                                      "n_messages": how many the client knows of; others: 409
  *   POST   /v1/conversations/ID/fork   {"messages": n}       a new one with the first n (all) messages
  *   POST   /v1/conversations/ID/drop   {"turns": n}          without its n oldest turns; a turn is what a
  *                                      user said and what follows it; a system message before them stays
@@ -364,7 +365,24 @@ static void on_turn_gone(paged__server *s, void *user) {
         free_visit(s, v);
 }
 
+/* "n_messages": how many its client knows of. So one that tries again after a broken connection, or speaks
+ * through another server, adds nothing to what it has not seen. False: refused, and the visit is over. */
+static bool is_as_known(paged__server *s, visit *v) {
+    const json_t *known = json_object_get(v->body, "n_messages");
+    const size_t n = json_array_size(json_object_get(v->note, "messages"));
+    if (!known || json_is_null(known)) return true;
+    if (!json_is_integer(known))
+        refuse(s, v, 400, "n_messages", NULL, "n_messages must be a whole number");
+    else if (json_integer_value(known) != (json_int_t)n)
+        refuse(s, v, 409, "n_messages", "changed", "the conversation has %zu messages, not %lld", n,
+               (long long)json_integer_value(known));
+    else
+        return true;
+    return false;
+}
+
 static void add_turn(paged__server *s, visit *v) {
+    if (!is_as_known(s, v)) return;
     json_t *salt = json_object_get(v->note, "cache_salt"), *own = json_object_get(v->body, "cache_salt");
     json_t *body = v->body, *messages = json_copy(json_object_get(v->note, "messages"));
     if (own && !json_is_null(own) && !json_equal(own, salt)) {

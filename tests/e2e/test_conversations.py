@@ -8,7 +8,7 @@ from redis_server import Redis
 from serving import Server
 
 GREEDY = {"temperature": 0, "seed": 1, "logprobs": True, "top_logprobs": 2}
-SYSTEM = {"role": "system", "content": "You are brief. " * 20}
+SYSTEM = {"role": "system", "content": "You are brief. " * 50}
 TURNS = ("Name a fruit.", "Name another one.", "And a third, with its colour.")
 
 
@@ -93,6 +93,17 @@ def test_the_list_has_pages(server):
         assert server.request("GET", "/v1/conversations/" + name)[0] == 404
 
 
+def test_a_turn_is_not_said_twice(server):
+    path = begin(server)
+    say(server, path, TURNS[0], n_messages=1)
+    for known, status in ((1, 409), (4, 409), ("3", 400), (3.0, 400)):
+        got, _, value = server.request("POST", path + "/turns", {"content": TURNS[0], "n_messages": known, **GREEDY})
+        assert got == status and value["error"]["param"] == "n_messages"
+        assert status == 400 or value["error"]["code"] == "changed"
+    say(server, path, TURNS[1], n_messages=3)
+    assert server.get(path)["n_messages"] == 5
+
+
 def test_a_salt_stays_with_its_conversation(server):
     path = begin(server, cache_salt="mine")
     assert "cache_salt" not in server.get(path)
@@ -127,7 +138,11 @@ def test_kept_over_kill_and_restart(model, request, tmp_path, uninterrupted, pla
         assert streamed(second, path, TURNS[1]) == uninterrupted[1]["choices"][0]["message"]["content"]
         assert second.stop() == 0
     with Server(model, *args) as third:
-        assert same(say(third, path, TURNS[2]), uninterrupted[2])
+        answer = say(third, path, TURNS[2])
+        assert same(answer, uninterrupted[2])
+        usage = answer["usage"]
+        print("cached:", usage["prompt_tokens_details"]["cached_tokens"], "of", usage["prompt_tokens"])
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= 0.9 * usage["prompt_tokens"]
         assert third.get(path)["n_messages"] == 7
 
 
