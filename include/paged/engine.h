@@ -228,6 +228,32 @@ PAGED_API void paged_engine_cancel(paged_engine *engine, uint64_t id);
 /* Forgets a request, running or finished, and gives its blocks back. NOT_FOUND. */
 PAGED_API paged_status paged_engine_release(paged_engine *engine, uint64_t id);
 
+/* ---- files, by hand ---- */
+
+typedef struct paged_saved {
+    int32_t n_tokens;
+    size_t file_bytes;
+} paged_saved;
+
+/* Writes what is cached of these tokens, under this salt (NULL: none), to one file that says what it is: of
+ * which model, types, layout and kernels, with checksums of every part. The file takes its name when it is
+ * whole and durable; one that had it is replaced. `name` is looked up in the directory dir_fd, or, with
+ * AT_FDCWD, is a path. Between steps. Errors: NOT_FOUND (none of the tokens is cached), IO, NO_MEMORY,
+ * TOO_LONG, UNSUPPORTED (layers with windows have given up what is before them; an engine that keeps
+ * nothing), INVALID_ARG. */
+PAGED_API paged_status paged_engine_save(paged_engine *engine, const int32_t *tokens, int32_t n_tokens,
+                                         const char *salt, int dir_fd, const char *name, paged_saved *out,
+                                         paged_error *err);
+
+/* Puts what a file has into the cache, for requests with this salt, whatever it was saved under: who has a
+ * file has the text. All of it is checked first: with any error the cache is as it was, but for cached blocks
+ * that had to go for room. No link is followed and nothing but a regular file is read. Errors: NOT_FOUND, IO,
+ * FORMAT (damaged, cut, longer than it says), UNSUPPORTED (of another model, types, layout or kernels: the
+ * message has both), TOO_LONG, NO_BLOCKS (both numbers), NO_MEMORY, INVALID_ARG. */
+PAGED_API paged_status paged_engine_load(paged_engine *engine, const char *salt, int dir_fd, const char *name,
+                                         int32_t *tokens /* [n_ctx], or NULL: out */, paged_saved *out,
+                                         paged_error *err);
+
 typedef struct paged_engine_info {
     int32_t n_ctx, block_size, chunk_tokens, n_threads, max_running;
     paged_type kv_type;

@@ -4,6 +4,7 @@
  * statistics. Everything that a run holds lies in struct run and is freed by close_run(), whatever went
  * wrong.
  */
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,7 +15,7 @@
 #include "cli/session.h"
 
 typedef struct run_options {
-    const char *model, *prompt, *file, *system;
+    const char *model, *prompt, *file, *system, *session_file;
     bool raw, json, stats, quiet;
     int32_t log_level;
     paged__sampling_options sampling;
@@ -39,6 +40,8 @@ static const paged__option options_table[] = {
     {.kind = PAGED__OPTION_HEADING, .name = "Memory and threads"},
     PAGED__MEMORY_ROWS(run_options, memory),
     {.kind = PAGED__OPTION_HEADING, .name = "What outlives this process"},
+    {PAGED__OPTION_TEXT, 0, "session", "FILE", AT(session_file), 0, 0, NULL,
+     "take keys and values from this file if it is there, and leave\nthose of prompt and answer in it"},
     PAGED__PLACES_ROWS(run_options, places),
     {.kind = PAGED__OPTION_HEADING, .name = "Output"},
     {PAGED__OPTION_FLAG, 0, "json", NULL, AT(json), 0, 0, NULL,
@@ -61,7 +64,7 @@ typedef struct run {
     int32_t *prompt; /* [n_prompt], owned */
     int32_t n_prompt;
     paged__buffer text;   /* generated; with --json only */
-    paged__buffer tokens; /* int32_t, generated; with --json only */
+    paged__buffer tokens; /* int32_t, generated; with --json or --session only */
     bool ends_in_newline, has_text;
     paged_output end; /* the last one read; its pointers are not used */
 } run;
@@ -133,11 +136,12 @@ static int submit(run *r) {
 
 static int take_output(run *r, const paged_output *out) {
     paged__cli *cli = r->cli;
+    const bool keeps = r->options.json || r->options.session_file;
+    if (keeps && !paged__buffer_append(&r->tokens, out->tokens, (size_t)out->n_tokens * sizeof *out->tokens))
+        return paged__error(cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
     if (r->options.json) {
-        if (!paged__buffer_append(&r->text, out->text, out->text_len) ||
-            !paged__buffer_append(&r->tokens, out->tokens, (size_t)out->n_tokens * sizeof *out->tokens)) {
+        if (!paged__buffer_append(&r->text, out->text, out->text_len))
             return paged__error(cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
-        }
         return PAGED__EXIT_OK;
     }
     if (out->text_len == 0) return PAGED__EXIT_OK;
@@ -173,6 +177,35 @@ static int generate(run *r) {
     if (r->has_text && !r->ends_in_newline && isatty(STDOUT_FILENO)) paged__out_write(r->cli, "\n", 1);
     paged__out_flush(r->cli);
     return r->end.finish == PAGED_FINISH_CANCELLED ? PAGED__EXIT_INTERRUPTED : PAGED__EXIT_OK;
+}
+
+/* ---- the session file ---- */
+
+static int load_session(run *r) {
+    paged_saved saved;
+    paged_error err;
+    if (!r->options.session_file) return PAGED__EXIT_OK;
+    const paged_status status =
+        paged_engine_load(r->session.engine, NULL, AT_FDCWD, r->options.session_file, NULL, &saved, &err);
+    if (status == PAGED_ERR_NOT_FOUND) return PAGED__EXIT_OK; /* the first run makes it */
+    if (status != PAGED_OK) return paged__error(r->cli, "%s", err.message);
+    return PAGED__EXIT_OK;
+}
+
+/* Prompt and answer. An answer that was interrupted is kept as far as it got. */
+static int save_session(run *r) {
+    const size_t n_made = r->tokens.len / sizeof(int32_t), n = (size_t)r->n_prompt + n_made;
+    paged_saved saved;
+    paged_error err;
+    if (!r->options.session_file) return PAGED__EXIT_OK;
+    int32_t *tokens = paged__alloc(n, sizeof *tokens);
+    if (!tokens) return paged__error(r->cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
+    memcpy(tokens, r->prompt, (size_t)r->n_prompt * sizeof *tokens);
+    if (n_made) memcpy(tokens + r->n_prompt, r->tokens.data, n_made * sizeof *tokens);
+    const paged_status status = paged_engine_save(r->session.engine, tokens, (int32_t)n, NULL, AT_FDCWD,
+                                                  r->options.session_file, &saved, &err);
+    paged__free(tokens);
+    return status == PAGED_OK ? PAGED__EXIT_OK : paged__error(r->cli, "%s", err.message);
 }
 
 /* ---- what was measured ---- */
@@ -245,9 +278,12 @@ static int run_all(run *r) {
                         r->options.memory.ctx);
         }
     }
-    code = submit(r);
+    code = load_session(r);
+    if (code == PAGED__EXIT_OK) code = submit(r);
     if (code == PAGED__EXIT_OK) code = generate(r);
     if (code != PAGED__EXIT_OK && code != PAGED__EXIT_INTERRUPTED) return code;
+    const int saved = save_session(r);
+    if (saved != PAGED__EXIT_OK) return saved;
     if (r->options.json) {
         int json_code = print_json(r);
         if (json_code != PAGED__EXIT_OK) return json_code;

@@ -18,7 +18,7 @@
 enum { OTHER_FILES = 64 }; /* descriptors that are no connections */
 
 typedef struct serve_options {
-    const char *config, *model, *name, *host, *api_key, *cors_origin, *access_log;
+    const char *config, *model, *name, *host, *api_key, *cors_origin, *access_log, *slot_dir;
     int32_t port, max_running, max_waiting, max_connections;
     int32_t reader_timeout, idle_timeout, drain_timeout, log_level, keep_days;
     size_t max_body;
@@ -67,6 +67,8 @@ static const paged__option options_table[] = {
     PAGED__MEMORY_ROWS(serve_options, memory),
     {.kind = PAGED__OPTION_HEADING, .name = "What outlives this process"},
     PAGED__PLACES_ROWS(serve_options, places),
+    {PAGED__OPTION_TEXT, 0, "slot-save-path", "DIR", AT(slot_dir), 0, 0, NULL,
+     "where POST /slots/{id}?action=save puts its files (default: such\nrequests are refused)"},
     {PAGED__OPTION_INT, 0, "keep-days", "N", AT(keep_days), 0, 36500, NULL,
      "days that a conversation is kept after its last change, 0: for\never (default: 30)"},
     {.kind = PAGED__OPTION_HEADING, .name = "Generation, where a request says nothing else"},
@@ -230,6 +232,7 @@ static int run_server(serve *s) {
                                          .stall_ms = 30000,
                                          .access_log = s->access_log,
                                          .notes = s->places.has_notes ? &s->places.notes : NULL,
+                                         .slot_dir = o->slot_dir,
                                          .conversation_days = o->keep_days,
                                          .on_ready = on_ready,
                                          .user = s};

@@ -1,4 +1,6 @@
 /* engine/engine.c: create, free, facts. */
+#include <stdio.h>
+
 #include "engine/engine.h"
 #include "mem/hash.h"
 
@@ -76,6 +78,28 @@ static void set_fingerprint(paged_engine *e) {
     if (paged__rope_is_long(&e->model->hp.rope[0], e->n_ctx)) e->fingerprint[1] = ~e->fingerprint[1];
 }
 
+enum {
+    FORMAT = 1,  /* of keys and of the bytes of a block */
+    NUMERICS = 1 /* of our kernels: one more whenever keys or values get other bits */
+};
+
+size_t paged__fingerprint(const paged_engine *e, char text[PAGED__FINGERPRINT_MAX]) {
+    const paged_engine_config *c = &e->config;
+    int n = snprintf(text, PAGED__FINGERPRINT_MAX,
+                     "paged kv %d\nmodel %016llx%016llx %s\nblock %d type %d layout %d\n"
+                     "numerics %d attention %s split %d linear %s ggml %s flags %x\n",
+                     FORMAT, (unsigned long long)e->fingerprint[0], (unsigned long long)e->fingerprint[1],
+                     e->model->arch->name, c->block_size, (int)c->kv_type, c->kv_plain, NUMERICS,
+                     e->runner ? paged__runner_attn_kernels(e->runner) : "none", PAGED_ATTN_SPLIT,
+                     e->model->linear_kernels, PAGED_GGML_BUILD, (unsigned)paged_cpu_flags());
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        const paged_group_config *gc = &e->cache->groups[g].config;
+        n += snprintf(text + n, (size_t)(PAGED__FINGERPRINT_MAX - n), "group %d: %d %d %d %d window %d\n", g,
+                      gc->n_layers, gc->n_kv_heads, gc->head_dim_k, gc->head_dim_v, gc->window);
+    }
+    return (size_t)n;
+}
+
 /* Groups of layers as the backend has them, or the model. Returns how many. */
 static int32_t fill_groups(const paged_engine *e, const paged_model_info *info,
                            paged_group_config groups[PAGED__MODEL_GROUPS]) {
@@ -144,7 +168,7 @@ static paged_status create_cache(paged_engine *e, const paged_model_info *info, 
                                    .n_groups = e->n_groups,
                                    .block_size = c->block_size,
                                    .pool_bytes = c->pool_bytes,
-                                   .max_seqs = c->max_running,
+                                   .max_seqs = c->max_running + 1, /* one to save and load with */
                                    .max_seq_tokens = e->n_ctx,
                                    .packed_tails = e->packed_tails,
                                    .contiguous = c->contiguous,

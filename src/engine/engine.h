@@ -9,6 +9,7 @@
  *   stop.c        stop strings in the text of an answer
  *   stores.c      the thread that writes blocks to stores and reads them
  *   load.c        what a request gets from stores
+ *   save.c        a text's keys and values in a file, by hand
  *   engine.c      create, free, facts
  *
  *              ┌──preempt──┐
@@ -186,6 +187,19 @@ paged_status paged__engine_create(const paged_model *model, const paged_engine_c
 /* service.c: the same for a service. */
 paged_status paged__service_create(const paged_model *model, const paged_service_config *config,
                                    const paged__backend *backend, paged_service **out, paged_error *err);
+
+/* All that keys and values depend on but tokens and salt, as text; its length. */
+enum { PAGED__FINGERPRINT_MAX = 4096, PAGED__NAME_MAX = 4095 };
+size_t paged__fingerprint(const paged_engine *e, char text[PAGED__FINGERPRINT_MAX]);
+
+/* scheduler.c: what must be equal for keys and values to be the same, besides the tokens: the model, how they
+ * are stored, the caller's salt. */
+typedef struct paged__names {
+    paged_ns_field fields[4];
+    int32_t kv[2];
+    paged_namespace all;
+} paged__names;
+const paged_namespace *paged__names_of(const paged_engine *e, const char *salt, paged__names *names);
 
 /* request.c */
 paged__request *paged__request_find(const paged_engine *e, uint64_t id); /* NULL: unknown */

@@ -127,22 +127,14 @@ static void preempt(paged_engine *e, paged__request *r) {
 
 /* ---- to begin ---- */
 
-/* What must be equal for keys and values to be the same, besides the tokens: the model, how they are stored,
- * the caller's salt. */
-typedef struct request_space {
-    paged_ns_field fields[4];
-    int32_t kv[2];
-    paged_namespace names;
-} request_space;
-
-static const paged_namespace *space_of(const paged_engine *e, const paged__request *r, request_space *s) {
-    s->kv[0] = (int32_t)e->config.kv_type;
-    s->kv[1] = e->config.kv_plain;
-    s->names = (paged_namespace){.fields = s->fields};
-    s->fields[s->names.n_fields++] = (paged_ns_field){PAGED_NS_MODEL, e->fingerprint, sizeof e->fingerprint};
-    if (r->salt) s->fields[s->names.n_fields++] = (paged_ns_field){PAGED_NS_SALT, r->salt, strlen(r->salt)};
-    s->fields[s->names.n_fields++] = (paged_ns_field){PAGED_NS_KV_TYPE, s->kv, sizeof s->kv};
-    return &s->names;
+const paged_namespace *paged__names_of(const paged_engine *e, const char *salt, paged__names *n) {
+    n->kv[0] = (int32_t)e->config.kv_type;
+    n->kv[1] = e->config.kv_plain;
+    n->all = (paged_namespace){.fields = n->fields};
+    n->fields[n->all.n_fields++] = (paged_ns_field){PAGED_NS_MODEL, e->fingerprint, sizeof e->fingerprint};
+    if (salt) n->fields[n->all.n_fields++] = (paged_ns_field){PAGED_NS_SALT, salt, strlen(salt)};
+    n->fields[n->all.n_fields++] = (paged_ns_field){PAGED_NS_KV_TYPE, n->kv, sizeof n->kv};
+    return &n->all;
 }
 
 /* Whoever wants to see the prompt's logits needs all of it computed; when it has made a token it has seen
@@ -153,14 +145,14 @@ static bool may_reuse(const paged_engine *e, const paged__request *r) {
 
 /* Takes over what is cached of its tokens. What is told of it is told of the first time. */
 static paged_status reuse(paged_engine *e, paged__request *r) {
-    request_space space;
+    paged__names names;
     paged_match match = {.why = PAGED_MISS_OFF};
     if (!e->config.no_prefix_cache) {
         const int32_t n_wanted = paged__load_want(e, r);
         int32_t n_tokens = may_reuse(e, r) ? r->n_tokens : 0;
         if (n_wanted >= 0) n_tokens = n_wanted * e->config.block_size + 1; /* whole blocks only */
-        paged_status s =
-            paged_seq_match(e->cache, r->seq, space_of(e, r, &space), r->tokens, n_tokens, &match);
+        paged_status s = paged_seq_match(e->cache, r->seq, paged__names_of(e, r->salt, &names), r->tokens,
+                                         n_tokens, &match);
         if (s) return s;
         if (!may_reuse(e, r)) match.why = PAGED_MISS_OFF;
     }
@@ -300,10 +292,10 @@ static void wake(paged_engine *e) {
 
 /* Lets a request wait for one that computes what it needs. */
 static paged_status promise(paged_engine *e, paged__request *r) {
-    request_space space;
+    paged__names names;
     if (!may_reuse(e, r)) return PAGED_OK;
-    paged_status s =
-        paged_seq_promise(e->cache, r->seq, space_of(e, r, &space), r->tokens, r->n_tokens, &r->awaits);
+    paged_status s = paged_seq_promise(e->cache, r->seq, paged__names_of(e, r->salt, &names), r->tokens,
+                                       r->n_tokens, &r->awaits);
     if (r->awaits) r->wait = PAGED_WAIT_PROMISE;
     return s;
 }

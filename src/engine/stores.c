@@ -10,7 +10,6 @@
  * them. The one that is being written is waited for, like another request's blocks.
  */
 #include <signal.h>
-#include <stdio.h>
 #include <time.h>
 
 #include "engine/engine.h"
@@ -18,9 +17,6 @@
 #include "mem/mem.h"
 
 enum {
-    FINGERPRINT_MAX = 4096,
-    FORMAT = 1,      /* of keys and of the bytes of a block */
-    NUMERICS = 1,    /* of our kernels: one more whenever keys or values get other bits */
     KEY_SEED = 11,   /* of blocks */
     SPACE_SEED = 12, /* of namespaces */
     NEWS_MS = 50,    /* an engine without a thread looks again after that */
@@ -91,7 +87,7 @@ void paged__stores_take(paged_engine *e) {
     for (int32_t i = 0; i < st->n_fresh; i++) {
         /* Of numbers from n_queued on the thread knows nothing yet. */
         paged__write *w = write_at(st, n_queued);
-        if (n_queued - st->n_released >= (uint64_t)st->n_writes_max ||
+        if (n_queued - st->n_released == PAGED__WRITES ||
             paged_entry_hold(e->cache, st->fresh[i], &w->hold)) {
             e->stats.n_store_dropped++;
             continue;
@@ -319,30 +315,6 @@ static uint64_t real_now(void *self) {
     return paged__now_ns();
 }
 
-/* All that keys and values depend on but tokens and namespace, as text. */
-static paged_status make_fingerprint(paged_engine *e, paged__stores *st, paged_error *err) {
-    const paged_engine_config *c = &e->config;
-    paged_model_info info;
-    paged_model_get_info(e->model, &info);
-    st->fingerprint = paged__calloc(FINGERPRINT_MAX, 1);
-    if (!st->fingerprint) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a fingerprint");
-    char *text = (char *)st->fingerprint;
-    int n = snprintf(text, FINGERPRINT_MAX,
-                     "paged kv %d\nmodel %016llx%016llx %s\nblock %d type %d layout %d\n"
-                     "numerics %d attention %s split %d linear %s ggml %s flags %x\n",
-                     FORMAT, (unsigned long long)e->fingerprint[0], (unsigned long long)e->fingerprint[1],
-                     info.arch, c->block_size, (int)c->kv_type, c->kv_plain, NUMERICS,
-                     e->runner ? paged__runner_attn_kernels(e->runner) : "none", PAGED_ATTN_SPLIT,
-                     info.linear_kernels, PAGED_GGML_BUILD, (unsigned)paged_cpu_flags());
-    for (int32_t g = 0; g < st->n_groups; g++) {
-        const paged_group_config *gc = &st->groups[g];
-        n += snprintf(text + n, (size_t)(FINGERPRINT_MAX - n), "group %d %d %d %d window %d\n", gc->n_layers,
-                      gc->n_kv_heads, gc->head_dim_k, gc->head_dim_v, gc->window);
-    }
-    st->fingerprint_bytes = (size_t)n;
-    return PAGED_OK;
-}
-
 static paged_status take_memory(const paged_engine *e, paged__stores *st, paged_error *err) {
     bool ok = true;
     st->keys = paged__calloc((size_t)e->cache->n_nodes_max, sizeof *st->keys);
@@ -366,16 +338,14 @@ static paged_status open_stores(paged_engine *e, paged__stores *st, paged_error 
     st->by_hand = e->backend.stores_by_hand;
     st->now_ns = st->by_hand ? e->backend.now_ns : real_now;
     st->clock = e->backend.self;
-    /* Half of the pool at most: what is held cannot be evicted. */
-    st->n_writes_max = PAGED_MAX(PAGED_MIN(e->n_blocks / e->n_groups / 2, PAGED__WRITES), 1);
     for (int32_t g = 0; g < e->n_groups; g++) {
         st->groups[g] = e->cache->groups[g].config;
         st->block_bytes[g] = e->cache->groups[g].block_bytes;
     }
-    paged_status s = make_fingerprint(e, st, err);
-    if (!s) s = take_memory(e, st, err);
+    st->fingerprint_bytes = paged__fingerprint(e, st->fingerprint);
+    paged_status s = take_memory(e, st, err);
     if (s) return s;
-    paged_store_shape shape = {.fingerprint = st->fingerprint,
+    paged_store_shape shape = {.fingerprint = (const uint8_t *)st->fingerprint,
                                .fingerprint_bytes = st->fingerprint_bytes,
                                .block_size = st->block_size,
                                .n_groups = st->n_groups};
@@ -440,7 +410,6 @@ void paged__stores_close(paged_engine *e) {
     paged__free(st->writes);
     paged__free(st->fresh);
     paged__free(st->keys);
-    paged__free(st->fingerprint);
     pthread_cond_destroy(&st->news);
     pthread_cond_destroy(&st->work);
     pthread_mutex_destroy(&st->lock);

@@ -90,7 +90,7 @@ typedef struct paged__stores {
     paged_store stores[PAGED_STORES_MAX];
     int32_t n_stores;
     bool opened, by_hand;
-    uint8_t *fingerprint;
+    char fingerprint[4096]; /* [fingerprint_bytes] text */
     size_t fingerprint_bytes;
     int32_t n_groups, block_size;
     paged_group_config groups[PAGED_GROUPS_MAX];
@@ -102,7 +102,7 @@ typedef struct paged__stores {
     /* the engine's thread */
     paged_key *keys; /* [n_nodes_max] of the entries of the index */
     int32_t *fresh;  /* [PAGED__FRESH] entries that are not queued yet */
-    int32_t n_fresh, n_writes_max;
+    int32_t n_fresh;
     uint64_t n_released; /* writes that are over and have given their hold back */
     uint64_t n_seen;     /* of n_over */
     paged__rate prefill; /* tokens */

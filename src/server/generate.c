@@ -14,6 +14,7 @@
 #include "base/base.h"
 #include "server/metrics.h"
 #include "server/route.h"
+#include "server/slots.h"
 
 typedef paged__generation generation;
 
@@ -23,6 +24,7 @@ typedef struct paged__running {
     uint64_t id; /* 0: not submitted, or released */
     int32_t index;
     bool has_begun, has_ended, is_blocked;
+    int32_t slot; /* see slots.h */
     int64_t text_offset;
     uint64_t last_ns; /* of its newest token */
     paged__openai_answer answer;
@@ -65,6 +67,7 @@ static void set_blocked(paged__running *a, bool blocked) {
 static void release(paged__running *a) {
     paged__server *s = a->owner->conn->server;
     if (a->id == 0) return;
+    paged__slots_end(s, a->slot);
     paged__running **at = bucket_of(s, a->id);
     while (*at != a) at = &(*at)->next;
     *at = a->next;
@@ -329,6 +332,7 @@ static bool take_news(paged__running *a) {
         return false;
     }
     measure(g, a, &out);
+    paged__slots_take(s, a->slot, &out);
     /* Of a stream only what somebody waits for is kept. */
     if (g->request.stream) {
         if (!g->ending.done) a->answer.text.len = 0;
@@ -386,6 +390,13 @@ static void on_tick(paged__conn *conn) {
 
 /* ---- the beginning ---- */
 
+/* llama.cpp's word for it; -1: any. */
+static int32_t wanted_slot(const generation *g) {
+    const json_t *value = json_object_get(g->body, "id_slot");
+    const json_int_t slot = json_is_integer(value) ? json_integer_value(value) : -1;
+    return slot >= 0 && slot <= INT32_MAX ? (int32_t)slot : -1;
+}
+
 static bool submit_all(generation *g, paged_error *err) {
     const int32_t n = g->request.request.n;
     paged__server *s = g->conn->server;
@@ -400,6 +411,7 @@ static bool submit_all(generation *g, paged_error *err) {
         for (int32_t j = 0; j < n; j++) {
             paged__running *a = &g->answers[i * n + j];
             a->id = id + (uint64_t)j;
+            a->slot = paged__slots_begin(s, &request, wanted_slot(g));
             add_running(s, a);
         }
     }

@@ -10,6 +10,7 @@
 #include "server/conversation.h"
 #include "server/generate.h"
 #include "server/metrics.h"
+#include "server/slots.h"
 
 /* ---- what handlers share ---- */
 
@@ -116,6 +117,7 @@ static const route routes[] = {
     {"POST", "/detokenize", detokenize, false, false},
     {"POST", "/apply-template", apply_template, false, false},
     {"GET", "/slots", slots, false, false},
+    {"POST", "/slots/", paged__slot_action, false, false},
     {"GET POST", "/v1/conversations", conversation, false, false},
     {"GET POST PATCH DELETE", "/v1/conversations/", conversation, false, false},
     {"GET", "/paged/blocks", paged__blocks_route, false, false},
@@ -125,7 +127,6 @@ static const route routes[] = {
     {"POST", "/v1/responses", unsupported, false, true},
     {"POST", "/v1/embeddings", unsupported, false, true},
     {"POST", "/v1/messages", unsupported, false, true},
-    {"GET POST", "/slots/", unsupported, false, true},
     {"GET POST", "/props", unsupported, false, true},
     {"GET POST", "/api/", unsupported, false, true},
 };

@@ -17,6 +17,7 @@
 #include "server/generate.h"
 #include "server/keeper.h"
 #include "server/metrics.h"
+#include "server/slots.h"
 
 enum {
     BACKLOG = 1024,
@@ -294,6 +295,8 @@ paged_status paged__server_create(const paged__server_config *config, paged__ser
         goto fail;
     }
     status = start_keeper(s, config->notes, err);
+    if (status == PAGED_OK && config->slot_dir && config->slot_dir[0])
+        status = paged__slots_create(config->slot_dir, &s->slots, err);
     if (status != PAGED_OK) goto fail;
     status = PAGED_ERR_NO_MEMORY;
     if (!s->metrics || pipe2(s->opened_fds, O_CLOEXEC) != 0) goto fail;
@@ -336,5 +339,6 @@ void paged__server_free(paged__server *s) {
         if (s->opened_fds[i] >= 0) close(s->opened_fds[i]);
     if (s->base) event_base_free(s->base);
     paged__metrics_free(s->metrics);
+    paged__slots_free(s->slots);
     paged__free(s);
 }

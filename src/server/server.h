@@ -32,12 +32,14 @@ typedef struct paged__server_config {
     int32_t drain_timeout_ms, stall_ms;
     FILE *access_log;          /* NULL: none */
     const paged_notes *notes;  /* where conversations are kept, the server's from then on; NULL: in memory */
+    const char *slot_dir;      /* where slots are saved to; NULL or "": they are not */
     int32_t conversation_days; /* that one lives after its last change; 0: for ever */
     void (*on_ready)(void *user, int32_t port); /* in the loop, when the model is there */
     void *user;
 } paged__server_config;
 
 typedef struct paged__metrics paged__metrics;
+struct paged__slots;
 
 enum { PAGED__RUNNING_BUCKETS = 1024 };
 
@@ -54,6 +56,8 @@ struct paged__server {
     bool draining, failed;
     uint64_t boot, n_requests; /* for ids */
     int64_t started;           /* seconds since 1970 */
+
+    struct paged__slots *slots; /* NULL: not saved */
 
     /* NULL until the model is there */
     paged_service *service;

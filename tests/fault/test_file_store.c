@@ -63,6 +63,13 @@ static ssize_t f_writev(int fd, const struct iovec *parts, int n_parts, off_t of
     if (is_spied) power_cut();
     return n;
 }
+static int f_allocate(int fd, off_t offset, off_t n_bytes) {
+    return fires() ? failing(-1) : fallocate(fd, 0, offset, n_bytes);
+}
+static int f_start_sync(int fd, off_t offset, off_t n_bytes) {
+    (void)fd, (void)offset, (void)n_bytes;
+    return fires() ? failing(-1) : 0;
+}
 static int f_sync_data(int fd) {
     (void)fd;
     if (fires()) return failing(-1);
@@ -95,9 +102,9 @@ static int64_t f_wall_s(void) {
     return 1700000000;
 }
 
-static const paged__system_calls faulty = {f_open,   f_mkdir,    f_readv, f_writev,  f_sync_data,
-                                           f_sync,   f_truncate, f_stat,  f_stat_at, f_stat_fs,
-                                           f_rename, f_unlink,   f_wall_s};
+static const paged__system_calls faulty = {f_open,       f_mkdir,     f_readv,  f_writev,   f_allocate,
+                                           f_start_sync, f_sync_data, f_sync,   f_truncate, f_stat,
+                                           f_stat_at,    f_stat_fs,   f_rename, f_unlink,   f_wall_s};
 
 /* ---- SQLite's files, counted along ---- */
 

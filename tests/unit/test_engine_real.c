@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "engine/engine.h"
+#include "memory_store.h"
 #include "test.h"
 
 enum { N_SHARED = 544, N_OWN = 16, N_REQUESTS = 9, N_NEW = 20, N_PROMPT = N_SHARED + N_OWN };
@@ -126,5 +127,43 @@ static void same_bits_whatever_happens(void) {
     paged_model_free(m);
 }
 
-#define TESTS(X) X(same_bits_whatever_happens)
+/* What an engine leaves in a store is for the next one what it was for itself: bits, and all but a token. */
+static void stores_give_the_same_bits(void) {
+    static answer want, got;
+    const char *path = getenv("PAGED_MODEL");
+    paged_model *m = NULL;
+    if (!path || !*path) {
+        printf("skipped: PAGED_MODEL is not set\n");
+        return;
+    }
+    CHECK_EQ(paged_model_load(path, NULL, &m, NULL), PAGED_OK);
+    memory_store *memory = memory_create();
+    const paged_store store = memory_as_store(memory);
+    const paged_type types[] = {PAGED_TYPE_F16, PAGED_TYPE_I8};
+    for (int t = 0; t < (test_long ? 2 : 1); t++) {
+        paged_engine_config c = {.n_threads = 2, .kv_type = types[t], .stores = &store, .n_stores = 1};
+        for (int round = 0; round < 2; round++) {
+            paged_engine *e = make(m, c);
+            const uint64_t id = submit(e, 1);
+            paged_output o;
+            for (int32_t n_active = 1; n_active;) CHECK_EQ(paged_engine_step(e, &n_active, NULL), PAGED_OK);
+            CHECK_EQ(paged_engine_read(e, id, &o), PAGED_OK);
+            CHECK_EQ(o.cached_tokens, round ? N_PROMPT - 1 : 0);
+            CHECK_EQ(o.store_tokens, o.cached_tokens);
+            answer *a = round ? &got : &want;
+            a->n = o.n_tokens;
+            memcpy(a->tokens, o.tokens, sizeof a->tokens);
+            memcpy(a->logprobs, o.logprobs, sizeof a->logprobs);
+            CHECK_EQ(paged_engine_check(e, NULL), PAGED_OK);
+            paged_engine_free(e);
+        }
+        CHECK(memcmp(&want, &got, sizeof want) == 0);
+        CHECK_EQ(memory->n_conflicts, 0);
+        memory_clear(memory);
+    }
+    memory_destroy(memory);
+    paged_model_free(m);
+}
+
+#define TESTS(X) X(same_bits_whatever_happens) X(stores_give_the_same_bits)
 TEST_MAIN(TESTS)

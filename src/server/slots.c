@@ -1,0 +1,250 @@
+/* server/slots.c: see slots.h. A slot's text is kept as tokens; keys and values are the engine's, which may
+ * have evicted them by the time somebody saves. Steps wait while a file is written or read.
+ *
+ * Names of files come from clients. They never become paths: 1 … 200 bytes of [0-9A-Za-z._-] that do not
+ * begin with a dot, in a directory that was opened when the server began. */
+#include "server/slots.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "server/route.h"
+
+enum { NAME_BYTES = 200 };
+
+typedef struct slot {
+    int32_t *tokens; /* [n_tokens], owned */
+    int32_t n_tokens, capacity;
+    char *salt; /* owned; NULL: none */
+    bool is_used;
+    uint64_t used; /* the count of requests, then */
+} slot;
+
+struct paged__slots {
+    int dir_fd;
+    slot *all; /* [n] NULL until the first request */
+    int32_t n;
+    uint64_t n_requests;
+};
+
+paged_status paged__slots_create(const char *dir, paged__slots **out, paged_error *err) {
+    char reason[128];
+    paged__slots *s = paged__calloc(1, sizeof *s);
+    if (!s) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for slots");
+    s->dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (s->dir_fd < 0) {
+        paged__free(s);
+        return paged__fail(err, PAGED_ERR_IO, "%s: %s", dir, strerror_r(errno, reason, sizeof reason));
+    }
+    *out = s;
+    return PAGED_OK;
+}
+
+void paged__slots_free(paged__slots *s) {
+    if (!s) return;
+    for (int32_t i = 0; i < s->n; i++) {
+        paged__free(s->all[i].tokens);
+        paged__free(s->all[i].salt);
+    }
+    paged__free(s->all);
+    close(s->dir_fd);
+    paged__free(s);
+}
+
+/* As many as requests can run at once. */
+static bool make(paged__server *server) {
+    paged__slots *s = server->slots;
+    if (!s || s->all) return s != NULL;
+    s->all = paged__calloc((size_t)server->info.max_running, sizeof *s->all);
+    if (s->all) s->n = server->info.max_running;
+    return s->all != NULL;
+}
+
+/* ---- what ran there ---- */
+
+static void forget(slot *s) {
+    paged__free(s->salt);
+    s->salt = NULL;
+    s->n_tokens = 0;
+}
+
+/* False, and nothing is known of the slot any more: no memory. */
+static bool append(slot *s, const int32_t *tokens, int32_t n) {
+    if (s->n_tokens + n > s->capacity) {
+        const int32_t capacity = PAGED_MAX(2 * s->capacity, s->n_tokens + n);
+        int32_t *grown = paged__alloc((size_t)capacity, sizeof *grown);
+        if (!grown) {
+            forget(s);
+            return false;
+        }
+        if (s->n_tokens) memcpy(grown, s->tokens, (size_t)s->n_tokens * sizeof *grown);
+        paged__free(s->tokens);
+        s->tokens = grown;
+        s->capacity = capacity;
+    }
+    if (n) memcpy(s->tokens + s->n_tokens, tokens, (size_t)n * sizeof *tokens);
+    s->n_tokens += n;
+    return true;
+}
+
+static bool remember(slot *s, const int32_t *tokens, int32_t n, const char *salt) {
+    forget(s);
+    if (salt) {
+        s->salt = paged__alloc(strlen(salt) + 1, 1);
+        if (!s->salt) return false;
+        memcpy(s->salt, salt, strlen(salt) + 1);
+    }
+    return append(s, tokens, n);
+}
+
+static int32_t common(const slot *s, const paged_request *q) {
+    int32_t n = 0;
+    if ((s->salt || q->salt) && (!s->salt || !q->salt || strcmp(s->salt, q->salt) != 0)) return 0;
+    while (n < s->n_tokens && n < q->n_tokens && s->tokens[n] == q->tokens[n]) n++;
+    return n;
+}
+
+static int32_t choose(const paged__slots *s, const paged_request *q, int32_t wanted) {
+    int32_t best = -1, most = 0;
+    if (wanted >= 0 && wanted < s->n && !s->all[wanted].is_used) return wanted;
+    for (int32_t i = 0; i < s->n; i++) {
+        if (s->all[i].is_used) continue;
+        const int32_t n = common(&s->all[i], q);
+        if (best >= 0 && (n < most || (n == most && s->all[i].used >= s->all[best].used))) continue;
+        best = i;
+        most = n;
+    }
+    return best;
+}
+
+int32_t paged__slots_begin(paged__server *server, const paged_request *q, int32_t wanted) {
+    if (!make(server)) return -1;
+    paged__slots *s = server->slots;
+    const int32_t i = choose(s, q, wanted);
+    if (i < 0 || !remember(&s->all[i], q->tokens, q->n_tokens, q->salt)) return -1;
+    s->all[i].is_used = true;
+    s->all[i].used = ++s->n_requests;
+    return i;
+}
+
+void paged__slots_take(paged__server *server, int32_t i, const paged_output *out) {
+    if (i < 0) return;
+    slot *s = &server->slots->all[i];
+    if (s->n_tokens) append(s, out->tokens, out->n_tokens);
+}
+
+void paged__slots_end(paged__server *server, int32_t i) {
+    if (i >= 0) server->slots->all[i].is_used = false;
+}
+
+/* ---- files ---- */
+
+typedef struct action {
+    paged__slots *slots;
+    slot *slot;
+    const char *name, *salt;
+    int32_t n_ctx;
+    paged_saved done;
+    paged_error err;
+    paged_status status;
+} action;
+
+static void save(paged_engine *e, void *user) {
+    action *a = user;
+    a->status = paged_engine_save(e, a->slot->tokens, PAGED_MIN(a->slot->n_tokens, a->n_ctx + 1),
+                                  a->slot->salt, a->slots->dir_fd, a->name, &a->done, &a->err);
+}
+
+static void restore(paged_engine *e, void *user) {
+    action *a = user;
+    int32_t *tokens = paged__alloc((size_t)a->n_ctx, sizeof *tokens);
+    a->status = PAGED_ERR_NO_MEMORY;
+    if (!tokens) {
+        paged__fail(&a->err, PAGED_ERR_NO_MEMORY, "no memory for %d tokens", a->n_ctx);
+        return;
+    }
+    a->status = paged_engine_load(e, a->salt, a->slots->dir_fd, a->name, tokens, &a->done, &a->err);
+    if (!a->status) remember(a->slot, tokens, a->done.n_tokens, a->salt);
+    paged__free(tokens);
+}
+
+static bool is_name(const json_t *name) {
+    static const char allowed[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ._-";
+    const char *text = json_string_value(name);
+    const size_t n = json_string_length(name);
+    return text && n >= 1 && n <= NAME_BYTES && text[0] != '.' && strspn(text, allowed) == n;
+}
+
+static void with_file(paged__conn *c, paged__slots *slots, int32_t i, bool saves) {
+    json_t *body = paged__body_json(c);
+    if (!body) return;
+    const json_t *name = json_object_get(body, "filename"), *salt = json_object_get(body, "cache_salt");
+    action a = {.slots = slots,
+                .slot = &slots->all[i],
+                .name = json_string_value(name),
+                .salt = json_string_value(salt),
+                .n_ctx = c->server->info.n_ctx};
+    const uint64_t start = paged__now_ns();
+    if (!is_name(name)) {
+        paged__reply_error(c, 400, "filename", "invalid_name",
+                           "filename must be 1 … %d characters of 0-9 A-Z a-z . _ - and not begin with a dot",
+                           NAME_BYTES);
+    } else if (salt && (!json_is_string(salt) || strlen(a.salt) != json_string_length(salt))) {
+        paged__reply_error(c, 400, "cache_salt", NULL, "cache_salt must be a string without NUL");
+    } else if (saves && a.slot->n_tokens == 0) {
+        paged__reply_error(c, 400, NULL, "empty_slot", "nothing has run in slot %d yet", i);
+    } else {
+        paged_service_call(c->server->service, saves ? save : restore, &a);
+        const double ms = (double)(paged__now_ns() - start) * 1e-6;
+        if (a.status == PAGED_ERR_NOT_FOUND)
+            paged__reply_error(c, 404, "filename", "not_found", "%s", a.err.message);
+        else if (a.status)
+            paged__reply_status(c, &a.err, "filename");
+        else
+            paged__reply_json(c, 200,
+                              json_pack("{s:i, s:s, s:i, s:I, s:{s:f}}", "id_slot", (int)i, "filename",
+                                        a.name, saves ? "n_saved" : "n_restored", (int)a.done.n_tokens,
+                                        saves ? "n_written" : "n_read", (json_int_t)a.done.file_bytes,
+                                        "timings", saves ? "save_ms" : "restore_ms", ms));
+    }
+    json_decref(body);
+}
+
+/* A number of a slot; -1: none. */
+static int32_t number_of(const char *text, int32_t n) {
+    char *end;
+    if (text[0] < '0' || text[0] > '9') return -1;
+    const unsigned long i = strtoul(text, &end, 10);
+    return *end || i >= (unsigned long)n ? -1 : (int32_t)i;
+}
+
+void paged__slot_action(paged__conn *c, const char *rest) {
+    char what[16];
+    paged__slots *s = c->server->slots;
+    if (!s) {
+        paged__reply_error(c, 501, NULL, "unsupported",
+                           "this server saves no slots: it was started without --slot-save-path DIR");
+        return;
+    }
+    const int32_t i = make(c->server) ? number_of(rest, s->n) : -1;
+    if (i < 0) {
+        paged__reply_error(c, 404, NULL, "not_found", "there is no slot %.20s; there are %d", rest, s->n);
+    } else if (s->all[i].is_used) {
+        paged__reply_error(c, 409, NULL, "slot_busy", "slot %d is at work", i);
+    } else if (!paged__http_query(&c->http, "action", what, sizeof what)) {
+        paged__reply_error(c, 400, "action", NULL, "say what is to be done: ?action=save, restore or erase");
+    } else if (strcmp(what, "save") == 0 || strcmp(what, "restore") == 0) {
+        with_file(c, s, i, what[0] == 's');
+    } else if (strcmp(what, "erase") == 0) {
+        const int32_t n = s->all[i].n_tokens;
+        forget(&s->all[i]);
+        paged__reply_json(c, 200, json_pack("{s:i, s:i}", "id_slot", (int)i, "n_erased", (int)n));
+    } else {
+        paged__reply_error(c, 400, "action", NULL, "action is '%s'; it can be save, restore or erase", what);
+    }
+}
