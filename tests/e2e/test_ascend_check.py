@@ -249,7 +249,7 @@ def test_a_dump_can_be_repeated(paged, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, words", [
-    (["--blocks", "100000"], "MiB a cache"),
+    (["--blocks", "100000"], "MiB a cache"), (["--batch", "65536", "--max-k", "9000", "--blocks", "100"], "MiB an array"),
     (["--path", "prefill", "--max-q", "8192", "--max-k", "8192", "--batch", "8"], "multiplications"),
     (["--path", "prefill", "--sparse-mode", "4"], "no mask of your own"),
     (["--batch", "2", "--blocks", "8"], "more than the 8 blocks")])

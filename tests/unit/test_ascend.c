@@ -454,6 +454,11 @@ static void far_blocks_are_warned_of(void) {
     EXPECT_NONE(&c, &a);
     table = 65536;
     EXPECT(&c, &a, {"table.wide", 65536, 0});
+    c.n_kv_heads = 3; /* 2^32 / 49152 is 87381.33 */
+    table = 87381;
+    EXPECT_NONE(&c, &a);
+    table = 87382;
+    EXPECT(&c, &a, {"table.wide", 87382, 0});
 }
 
 static void running_sums_rise(void) {
@@ -482,6 +487,11 @@ static void running_sums_rise(void) {
     int64_t falling[4] = {300, 200, 100, 0}, keys[4] = {300, 300, 300, 300};
     paged_ascend_arrays b = {.lens_q = falling, .n_lens_q = 4, .lens_k = keys, .n_lens_k = 4};
     EXPECT_NONE(&c, &b);
+    b.n_lens_k = 1; /* one length of keys for all queries, and the other way round */
+    EXPECT_NONE(&c, &b);
+    b.n_lens_q = 1;
+    EXPECT_NONE(&c, &b);
+    b.n_lens_q = b.n_lens_k = 4;
     falling[0] = 513;
     EXPECT(&c, &b, {"lens_q.max", 513, 0});
 }
