@@ -200,6 +200,8 @@ static paged_status check_slots(report *r, paged_error *err) {
 
 static paged_status check_sizes(const paged_ascend_config *c, const paged_ascend_arrays *a,
                                 paged_error *err) {
+    if (!c || !a || c->struct_size != sizeof *c)
+        INVALID("config or arrays is NULL, or struct_size is not %zu", sizeof *c);
     if (!paged_ascend_path_name(c->path)) INVALID("path is %d", c->path);
     if (c->block_size < 1 || c->n_blocks < 1 || c->batch < 1)
         INVALID("block_size is %d, n_blocks %d, batch %d", c->block_size, c->n_blocks, c->batch);

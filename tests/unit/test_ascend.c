@@ -292,6 +292,12 @@ static void foreign_values_are_told(void) {
     CHECK_STR(f.message, "path is 99, which is none of 0 to 6");
     CHECK(!paged_ascend_accepts(&c) && !paged_ascend_nearest(&c));
     CHECK_EQ(c.path, 99);
+    c = good(PAGED_ASCEND_DECODE);
+    c.struct_size--;
+    CHECK_EQ(paged_ascend_check(&c, &f, 1), 1);
+    CHECK_STR(f.rule->id, "struct_size");
+    CHECK(!paged_ascend_accepts(&c) && !paged_ascend_nearest(&c) && !paged_ascend_accepts(NULL));
+    CHECK_EQ(paged_ascend_check(NULL, &f, 1), 1);
     CHECK(paged_ascend_path_name(-1) == NULL && paged_ascend_layout_name(3) == NULL);
     c = good(PAGED_ASCEND_PREFILL);
     c.block_size = 16;
@@ -540,6 +546,8 @@ static void sizes_that_arrays_can_not_have(void) {
     CHECK_STR(err.message, "the table has 5 rows for 4 sequences");
     c.block_size = 0;
     CHECK_EQ(paged_ascend_check_arrays(&c, &a, NULL, 0, &n, &err), PAGED_ERR_INVALID_ARG);
+    CHECK_EQ(paged_ascend_check_arrays(NULL, &a, NULL, 0, &n, &err), PAGED_ERR_INVALID_ARG);
+    CHECK_EQ(paged_ascend_check_arrays(&c, NULL, NULL, 0, &n, &err), PAGED_ERR_INVALID_ARG);
     c.path = -1;
     CHECK_EQ(paged_ascend_check_arrays(&c, &a, NULL, 0, &n, &err), PAGED_ERR_INVALID_ARG);
     CHECK_EQ(n, 7);
