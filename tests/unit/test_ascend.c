@@ -553,6 +553,29 @@ static void sizes_that_arrays_can_not_have(void) {
     CHECK_EQ(n, 7);
 }
 
+static void *no_alloc(void *user, size_t size_bytes, size_t align) {
+    (void)user, (void)size_bytes, (void)align;
+    return NULL;
+}
+static void no_free(void *user, void *ptr) {
+    (void)user, (void)ptr;
+}
+
+static void slots_without_memory(void) {
+    paged_ascend_config c = good(PAGED_ASCEND_SCATTER);
+    int64_t slots[2] = {1, 1};
+    paged_ascend_arrays a = {.slots = slots, .n_slots = 2};
+    paged_ascend_finding found[MAX];
+    paged_error err;
+    int32_t n = 7;
+    paged_allocator_set(&(paged_allocator){.alloc = no_alloc, .free = no_free});
+    paged_status status = paged_ascend_check_arrays(&c, &a, found, MAX, &n, &err);
+    paged_allocator_set(NULL);
+    CHECK_EQ(status, PAGED_ERR_NO_MEMORY);
+    CHECK_EQ(n, 7);
+    CHECK_STR(err.message, "no memory to sort 2 slots");
+}
+
 /* ---- layouts ---- */
 
 static void shapes_of_layouts(void) {
@@ -715,6 +738,7 @@ static void exports_are_checked(void) {
     X(running_sums_rise)                                                                                     \
     X(pools_hold_all_sequences)                                                                              \
     X(slots_are_looked_through)                                                                              \
+    X(slots_without_memory)                                                                                  \
     X(sizes_that_arrays_can_not_have)                                                                        \
     X(shapes_of_layouts)                                                                                     \
     X(caches_come_back)                                                                                      \
