@@ -16,7 +16,7 @@
 #include "paged/kv.h"
 
 #define MAX_BYTES ((int64_t)1 << 30) /* of a cache, of rows, of queries, of the table */
-#define MAX_WORK  4e10               /* multiplications; about a minute */
+#define MAX_WORK  1e10               /* multiplications, of about 5 ns each: less than a minute */
 
 /* K, V or the rotated part of K: rows [n_keys, n_heads, dim] in the order of tokens, and the cache. */
 typedef struct part {
