@@ -15,8 +15,8 @@
 #include "cli/session.h"
 #include "paged/kv.h"
 
-#define MAX_BYTES ((int64_t)1 << 30) /* of a cache */
-#define MAX_WORK  4e10               /* multiplications; about a minute */
+#define MAX_BYTES ((int64_t)1 << 30) /* of a cache, of rows, of queries, of the table */
+#define MAX_WORK  1e10               /* multiplications, of about 5 ns each: less than a minute */
 
 /* K, V or the rotated part of K: rows [n_keys, n_heads, dim] in the order of tokens, and the cache. */
 typedef struct part {
@@ -412,6 +412,16 @@ static int check_size(paged__cli *cli, const paged_ascend_config *c) {
                    PAGED_MAX(c->head_dim_k, c->head_dim_v) * (double)elem_of(c->kv_type);
     double work = (double)c->batch * c->max_q * c->max_k * c->n_heads *
                   ((double)c->head_dim_k + c->rope_dim + c->head_dim_v);
+    double dims = PAGED_MAX(c->head_dim_k, c->head_dim_v);
+    double rows = (double)c->batch * c->max_k * c->n_kv_heads * dims * (double)elem_of(c->kv_type);
+    double queries = (double)c->batch * c->max_q * c->n_heads * dims * sizeof(float);
+    double table = (double)c->batch * c->table_cols * sizeof(int32_t);
+    double largest = fmax(fmax(rows, table), has_queries(c) ? queries : 0);
+    if (largest > (double)MAX_BYTES)
+        return paged__error(cli,
+                            "a dump has at most %lld MiB an array, this one %.0f; take a smaller --batch, "
+                            "--max-q or --max-k",
+                            (long long)(MAX_BYTES >> 20), largest / 0x1p20);
     if (bytes > (double)MAX_BYTES)
         return paged__error(cli, "a dump has at most %lld MiB a cache, this one %.0f; take fewer --blocks",
                             (long long)(MAX_BYTES >> 20), bytes / 0x1p20);

@@ -17,7 +17,7 @@
 typedef struct run_options {
     const char *model, *prompt, *file, *system, *session_file;
     bool raw, json, stats, quiet;
-    int32_t log_level;
+    int32_t log_level, keep_sink;
     paged__sampling_options sampling;
     paged__memory_options memory;
     paged__places_options places;
@@ -37,6 +37,9 @@ static const paged__option options_table[] = {
      "token"},
     {.kind = PAGED__OPTION_HEADING, .name = "Generation"},
     PAGED__SAMPLING_ROWS(run_options, sampling),
+    {PAGED__OPTION_INT, 0, "keep-sink", "N", AT(keep_sink), 1, INT32_MAX, NULL,
+     "when the context is full, keep its first N tokens, drop the older\nhalf of the others and go on, up "
+     "to --max-tokens; an\napproximation (default: a full context ends the text)"},
     {.kind = PAGED__OPTION_HEADING, .name = "Memory and threads"},
     PAGED__MEMORY_ROWS(run_options, memory),
     {.kind = PAGED__OPTION_HEADING, .name = "What outlives this process"},
@@ -78,6 +81,8 @@ static int check_options(run *r) {
                                   "no prompt: give --prompt TEXT, or --file FILE ('-' for standard input)");
     }
     if (o->prompt && o->file) return paged__usage_error(r->cli, "give --prompt or --file, not both");
+    if (o->keep_sink && o->sampling.max_tokens == 0)
+        return paged__usage_error(r->cli, "--keep-sink outlives the context, so it asks for --max-tokens");
     if (o->raw && o->system)
         return paged__usage_error(r->cli, "--system needs the chat template, which --raw leaves out");
     return PAGED__EXIT_OK;
@@ -127,6 +132,7 @@ static int submit(run *r) {
     paged__session_request(&r->options.sampling, &request);
     request.tokens = r->prompt;
     request.n_tokens = r->n_prompt;
+    request.keep_sink = r->options.keep_sink;
     const int code = paged__session_submit(&r->session, &request, &r->id);
     if (code == PAGED__EXIT_OK) paged__interrupt_watch(r->session.engine, r->id);
     return code;
@@ -223,15 +229,15 @@ static int print_json(run *r) {
         json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "load_ms", r->session.load_ms, "queue_ms", out->queue_ms,
                   "prefill_ms", out->prefill_ms, "decode_ms", out->decode_ms, "prefill_tokens_per_s",
                   paged__prefill_speed(out), "decode_tokens_per_s", paged__decode_speed(out));
-    json_t *object =
-        json_pack("{s:o, s:o, s:i, s:i, s:i, s:s, s:s, s:i, s:o, s:o, s:o, s:s, s:i, s:I}", "text",
-                  paged__json_text(r->text.data ? r->text.data : "", r->text.len), "tokens", tokens,
-                  "prompt_tokens", (int)out->prompt_tokens, "completion_tokens", (int)out->completion_tokens,
-                  "cached_tokens", (int)out->cached_tokens, "cache_miss", paged_miss_name(out->miss),
-                  "finish_reason", paged_finish_name(out->finish), "blocks_used", (int)out->blocks_used,
-                  "timings", timings, "engine", paged__session_counters(&r->session), "model",
-                  paged__json_text(name, strlen(name)), "kv_type", paged__type_name(info.kv_type),
-                  "block_size", (int)info.block_size, "seed", (json_int_t)r->options.sampling.seed);
+    json_t *object = json_pack(
+        "{s:o, s:o, s:i, s:i, s:i, s:i, s:s, s:s, s:i, s:o, s:o, s:o, s:s, s:i, s:I}", "text",
+        paged__json_text(r->text.data ? r->text.data : "", r->text.len), "tokens", tokens, "prompt_tokens",
+        (int)out->prompt_tokens, "completion_tokens", (int)out->completion_tokens, "cached_tokens",
+        (int)out->cached_tokens, "dropped_tokens", (int)out->n_dropped, "cache_miss",
+        paged_miss_name(out->miss), "finish_reason", paged_finish_name(out->finish), "blocks_used",
+        (int)out->blocks_used, "timings", timings, "engine", paged__session_counters(&r->session), "model",
+        paged__json_text(name, strlen(name)), "kv_type", paged__type_name(info.kv_type), "block_size",
+        (int)info.block_size, "seed", (json_int_t)r->options.sampling.seed);
     return paged__out_json(r->cli, object, true);
 }
 
@@ -261,6 +267,8 @@ static void print_stats(run *r) {
             paged_miss_name(out->miss));
     fprintf(stderr, "completion  %d tokens in %.3f s, %.1f tokens/s, ended by %s\n", out->completion_tokens,
             out->decode_ms / 1000, paged__decode_speed(out), paged_finish_name(out->finish));
+    if (out->n_dropped)
+        fprintf(stderr, "dropped     %d tokens of prompt and text, by --keep-sink\n", out->n_dropped);
     fprintf(stderr, "KV cache    %d of %d blocks of %d tokens, %s of %s\n", out->blocks_used, info.n_blocks,
             info.block_size, paged__size(used).text, paged__size(info.pool_bytes).text);
     paged__session_print_stats(&r->session);

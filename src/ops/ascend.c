@@ -315,8 +315,32 @@ static void describe(paged_ascend_finding *finding, const field *f, const paged_
 
 /* ---- a call ---- */
 
-static const paged_ascend_rule path_rule = {
-    .id = "path", .field = "path", .text = "the path is none of ours", .source = "ours"};
+/* What is wrong before any rule of the table can be asked; NULL: nothing. */
+static const paged_ascend_rule *foreign(const paged_ascend_config *c) {
+    static const paged_ascend_rule rules[] = {
+        {.id = "struct_size",
+         .field = "struct_size",
+         .text = "the struct has another size",
+         .source = "ours"},
+        {.id = "path", .field = "path", .text = "the path is none of ours", .source = "ours"}};
+    if (!c || c->struct_size != sizeof *c) return &rules[0];
+    return paged_ascend_path_name(c->path) ? NULL : &rules[1];
+}
+
+static int32_t tell_foreign(const paged_ascend_config *c, const paged_ascend_rule *rule,
+                            paged_ascend_finding *out, int32_t max) {
+    bool size = strcmp(rule->id, "struct_size") == 0;
+    if (max < 1) return 1;
+    *out = (paged_ascend_finding){.rule = rule, .entry = -1};
+    out->value = size ? (c ? (int64_t)c->struct_size : 0) : c->path;
+    if (size)
+        snprintf(out->message, sizeof out->message, "struct_size is %lld, not %zu", (long long)out->value,
+                 sizeof *c);
+    else
+        snprintf(out->message, sizeof out->message, "path is %d, which is none of 0 to %d", c->path,
+                 PAGED_ASCEND_PATHS - 1);
+    return 1;
+}
 
 /* An unset head_dim_v is that of the keys. */
 static paged_ascend_config with_defaults(const paged_ascend_config *config) {
@@ -338,15 +362,10 @@ static void add(paged_ascend_finding *out, int32_t max, int32_t n, const paged__
 }
 
 int32_t paged_ascend_check(const paged_ascend_config *config, paged_ascend_finding *out, int32_t max) {
+    const paged_ascend_rule *rule = foreign(config);
+    if (rule) return tell_foreign(config, rule, out, max);
     paged_ascend_config c = with_defaults(config);
     int32_t n = 0;
-    if (!paged_ascend_path_name(c.path)) {
-        if (max < 1) return 1;
-        out[0] = (paged_ascend_finding){.rule = &path_rule, .value = c.path, .entry = -1};
-        snprintf(out[0].message, sizeof out[0].message, "path is %d, which is none of 0 to %d", c.path,
-                 PAGED_ASCEND_PATHS - 1);
-        return 1;
-    }
     for (int32_t i = 0; i < N_FIELDS; i++)
         for (int32_t r = 0; r < paged__ascend_n_rows; r++) {
             const paged__ascend_row *row = &paged__ascend_rows[r];
@@ -360,8 +379,8 @@ int32_t paged_ascend_check(const paged_ascend_config *config, paged_ascend_findi
 }
 
 bool paged_ascend_nearest(paged_ascend_config *config) {
+    if (foreign(config)) return false;
     paged_ascend_config c = with_defaults(config);
-    if (!paged_ascend_path_name(c.path)) return false;
     for (int32_t i = 0; i < N_FIELDS; i++) {
         search s = nearest(&c, &fields[i], false);
         if (!s.found) return false;
@@ -372,8 +391,8 @@ bool paged_ascend_nearest(paged_ascend_config *config) {
 }
 
 bool paged_ascend_accepts(const paged_ascend_config *config) {
+    if (foreign(config)) return false;
     paged_ascend_config c = with_defaults(config);
-    if (!paged_ascend_path_name(c.path)) return false;
     for (int32_t i = 0; i < N_FIELDS; i++) {
         search s = {.config = c, .field = &fields[i], .value = get(&c, &fields[i])};
         offer(&s, s.value);

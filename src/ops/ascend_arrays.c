@@ -49,8 +49,9 @@ static void check_lens_k(report *r) {
     }
     int64_t covered = (int64_t)c->table_cols * c->block_size, n_blocks = 0;
     bool told = false;
-    for (int32_t s = 0; s < c->batch; s++) {
-        int64_t len = length_of(a->lens_k, a->n_lens_k, s);
+    /* One length for all is looked at once. */
+    for (int32_t s = 0; s < a->n_lens_k; s++) {
+        int64_t len = a->lens_k[s];
         if ((len < 0 || len > covered) && !told) {
             tell(r, "lens_k.table", len, s, "sequence %d has %lld keys, %d entries of %d tokens cover %lld",
                  s, (long long)len, c->table_cols, c->block_size, (long long)covered);
@@ -58,6 +59,7 @@ static void check_lens_k(report *r) {
         }
         if (len > 0) n_blocks += (PAGED_MIN(len, covered) - 1) / c->block_size + 1;
     }
+    if (a->n_lens_k == 1) n_blocks *= c->batch;
     if (of_path(r, "lens_k.blocks") && n_blocks > c->n_blocks)
         tell(r, "lens_k.blocks", n_blocks, -1, "%d sequences take %lld blocks, the pool has %d", c->batch,
              (long long)n_blocks, c->n_blocks);
@@ -77,7 +79,7 @@ static void check_table(report *r) {
     const paged_ascend_config *c = r->c;
     int64_t head = (int64_t)c->block_size * PAGED_MAX(c->head_dim_k, 1), block, wide = INT64_MAX;
     if (!__builtin_mul_overflow(head, (int64_t)PAGED_MAX(c->n_kv_heads, 1), &block))
-        wide = ((int64_t)1 << 32) / PAGED_MAX(block, 1);
+        wide = (((int64_t)1 << 32) - 1) / PAGED_MAX(block, 1) + 1;
     bool range = false, absent = false, far = false;
     for (int32_t s = 0; s < c->table_rows; s++)
         for (int32_t i = 0; i < entries_of(r, s); i++) {
@@ -91,8 +93,8 @@ static void check_table(report *r) {
                      i, id, c->n_blocks - 1);
                 range = true;
             } else if (id >= wide && id < c->n_blocks && !far) {
-                tell(r, "table.wide", id, at, "sequence %d: entry %d is block %d, its first element %lld", s,
-                     i, id, (long long)(id * block));
+                tell(r, "table.wide", id, at, "sequence %d: entry %d is block %d of %lld elements each", s, i,
+                     id, (long long)block);
                 far = true;
             }
         }
@@ -126,7 +128,8 @@ static void check_lens_q(report *r) {
              "the last running sum is %lld with %lld rows of queries", (long long)a->lens_q[c->batch - 1],
              (long long)a->n_tokens);
     bool has_k = a->lens_k && (a->n_lens_k == 1 || a->n_lens_k == c->batch), max = false, keys = false;
-    for (int32_t s = 0; s < c->batch; s++) {
+    int32_t n_pairs = PAGED_MAX(a->n_lens_q, has_k ? a->n_lens_k : 1);
+    for (int32_t s = 0; s < n_pairs; s++) {
         int64_t n = queries_of(r, s), n_keys = has_k ? length_of(a->lens_k, a->n_lens_k, s) : n;
         if ((n < 0 || n > c->max_q) && !max) {
             tell(r, "lens_q.max", n, s, "sequence %d has %lld queries, max_q is %d", s, (long long)n,
@@ -197,6 +200,8 @@ static paged_status check_slots(report *r, paged_error *err) {
 
 static paged_status check_sizes(const paged_ascend_config *c, const paged_ascend_arrays *a,
                                 paged_error *err) {
+    if (!c || !a || c->struct_size != sizeof *c)
+        INVALID("config or arrays is NULL, or struct_size is not %zu", sizeof *c);
     if (!paged_ascend_path_name(c->path)) INVALID("path is %d", c->path);
     if (c->block_size < 1 || c->n_blocks < 1 || c->batch < 1)
         INVALID("block_size is %d, n_blocks %d, batch %d", c->block_size, c->n_blocks, c->batch);

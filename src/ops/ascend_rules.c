@@ -174,11 +174,11 @@ static bool engine_over_kernel(call *c, paged__legal *l) {
 }
 
 static bool pool_as_layer(call *c, paged__legal *l) {
-    int64_t token =
-        (int64_t)c->n_kv_heads * (c->head_dim_k + (int64_t)c->head_dim_v) * paged__ascend_elem(c->kv_type);
-    int64_t bytes;
+    int64_t dims = (int64_t)c->head_dim_k + c->head_dim_v, bytes;
     if (c->pool_block_bytes == 0) return false;
-    if (__builtin_mul_overflow(token, (int64_t)c->block_size, &bytes) || bytes > INT32_MAX) bytes = 0;
+    if (__builtin_mul_overflow(dims * paged__ascend_elem(c->kv_type), (int64_t)c->n_kv_heads, &bytes) ||
+        __builtin_mul_overflow(bytes, (int64_t)c->block_size, &bytes) || bytes > INT32_MAX)
+        bytes = 0; /* no pool that is counted in 32 bits has such blocks */
     return exactly(l, bytes);
 }
 

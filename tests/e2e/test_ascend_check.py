@@ -3,9 +3,12 @@ computed here, by NumPy, through block table and cache layout (the program compu
 the comparing program finds a result right that is, and wrong that is not."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 
+import conftest
 import numpy as np
 import pytest
 
@@ -47,6 +50,23 @@ def test_json_has_the_call_put_right(paged):
     again = [x for name, option in (("block_size", "--block-size"), ("head_dim_k", "--head-dim"), ("head_dim_v", "--head-dim-v"))
              for x in (option, nearest[name])]
     assert check(paged, "--path", "tnd", *again)[0] == 0
+
+
+def test_the_transcripts_of_the_docs_are_what_is_printed(paged, tmp_path):
+    n = 0
+    for page in ("ascend", "cli"):
+        for block in re.findall(r"```\n(\$ .*?)\n```", (conftest.ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), re.S):
+            if "$ paged ascend-check" not in block:
+                continue
+            for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block + "\n", re.M):
+                if command.startswith("cat "):
+                    (tmp_path / command.split()[1].rstrip(";")).write_text(shown)
+                elif command.startswith("ls "):
+                    assert sorted(path.name for path in (tmp_path / command.split()[1]).iterdir()) == shown.split()
+                else:
+                    assert paged(*shlex.split(command)[1:], cwd=tmp_path).stdout == shown, command
+                    n += 1
+    assert n == 5
 
 
 def test_rules_are_listed(paged):
@@ -249,7 +269,7 @@ def test_a_dump_can_be_repeated(paged, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, words", [
-    (["--blocks", "100000"], "MiB a cache"),
+    (["--blocks", "100000"], "MiB a cache"), (["--batch", "65536", "--max-k", "9000", "--blocks", "100"], "MiB an array"),
     (["--path", "prefill", "--max-q", "8192", "--max-k", "8192", "--batch", "8"], "multiplications"),
     (["--path", "prefill", "--sparse-mode", "4"], "no mask of your own"),
     (["--batch", "2", "--blocks", "8"], "more than the 8 blocks")])

@@ -55,6 +55,27 @@ def test_blocks_used(paged, model, block_size):
         assert answer["blocks_used"] == -(-tokens // block_size)
 
 
+def test_keep_sink_outlives_the_context(paged, model):
+    """Up to the full context the tokens are those of an exact run; then whole blocks of the middle go, and it goes on."""
+    small = ("--ctx", 96, "--ignore-eos", "--max-tokens", 150)
+    exact, long = run_json(paged, model, *small), run_json(paged, model, *small, "--keep-sink", 8)
+    n = exact["completion_tokens"]
+    assert exact["finish_reason"] == "length" and exact["prompt_tokens"] + n == 97 and exact["dropped_tokens"] == 0
+    assert long["completion_tokens"] == 150 and long["tokens"][:n] == exact["tokens"] and long["text"].startswith(exact["text"])
+    assert long["dropped_tokens"] > 0 and long["dropped_tokens"] % 16 == 0
+    # What is left fits, and has lost no more than the half of what is behind the sink each time.
+    assert 40 < long["prompt_tokens"] + 150 - long["dropped_tokens"] <= 97
+    done = paged("run", "--model", model, "--prompt", QUESTION, *ONE_THREAD, *small, "--keep-sink", 8, "--stats", "-q")
+    assert done.stdout == long["text"] and f"dropped     {long['dropped_tokens']} tokens" in done.stderr
+
+
+def test_keep_sink_asks_for_an_end_and_for_room(paged, model):
+    done = paged("run", "--model", model, "--prompt", "x", "--keep-sink", 8)
+    assert done.returncode == 2 and "asks for --max-tokens" in done.stderr
+    done = paged("run", "--model", model, "--prompt", "x", "--keep-sink", 65, "--ctx", 96, "--max-tokens", 9, *ONE_THREAD)
+    assert done.returncode == 1 and "keep_sink is 65" in done.stderr
+
+
 def test_finish_reasons(paged, model):
     assert run_json(paged, model, "--max-tokens", 2)["finish_reason"] == "length"
     whole = run_json(paged, model, "--max-tokens", 200, prompt="What is 2+2?")

@@ -11,17 +11,23 @@ from serving import Server
 DEPLOY = conftest.ROOT / "deploy"
 
 
+def options_of(paged, command):
+    return set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", paged(command, "--help").stdout, re.M))
+
+
 @pytest.fixture(scope="module")
 def options(paged):
-    return set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", paged("serve", "--help").stdout, re.M))
+    return options_of(paged, "serve")
 
 
-def test_manual_has_every_option(options):
-    manual = (DEPLOY / "paged-serve.1").read_text(encoding="utf-8").replace("\\-", "-")
+@pytest.mark.parametrize("command, n", [("serve", 30), ("ascend-check", 25)])
+def test_manual_has_every_option(paged, command, n):
+    page = DEPLOY / f"paged-{command}.1"
+    manual = page.read_text(encoding="utf-8").replace("\\-", "-")
     told = set(re.findall(r"\\fB(--[a-z-]+)\\fR", manual))
-    assert len(options) > 30 and told == options
+    assert len(told) > n and told == options_of(paged, command)
     if shutil.which("man"):
-        done = subprocess.run(["man", "--warnings", "-l", DEPLOY / "paged-serve.1"], capture_output=True, text=True, check=False)
+        done = subprocess.run(["man", "--warnings", "-l", page], capture_output=True, text=True, check=False)
         assert done.returncode == 0 and not done.stderr, done.stderr
 
 

@@ -292,6 +292,12 @@ static void foreign_values_are_told(void) {
     CHECK_STR(f.message, "path is 99, which is none of 0 to 6");
     CHECK(!paged_ascend_accepts(&c) && !paged_ascend_nearest(&c));
     CHECK_EQ(c.path, 99);
+    c = good(PAGED_ASCEND_DECODE);
+    c.struct_size--;
+    CHECK_EQ(paged_ascend_check(&c, &f, 1), 1);
+    CHECK_STR(f.rule->id, "struct_size");
+    CHECK(!paged_ascend_accepts(&c) && !paged_ascend_nearest(&c) && !paged_ascend_accepts(NULL));
+    CHECK_EQ(paged_ascend_check(NULL, &f, 1), 1);
     CHECK(paged_ascend_path_name(-1) == NULL && paged_ascend_layout_name(3) == NULL);
     c = good(PAGED_ASCEND_PREFILL);
     c.block_size = 16;
@@ -454,6 +460,11 @@ static void far_blocks_are_warned_of(void) {
     EXPECT_NONE(&c, &a);
     table = 65536;
     EXPECT(&c, &a, {"table.wide", 65536, 0});
+    c.n_kv_heads = 3; /* 2^32 / 49152 is 87381.33 */
+    table = 87381;
+    EXPECT_NONE(&c, &a);
+    table = 87382;
+    EXPECT(&c, &a, {"table.wide", 87382, 0});
 }
 
 static void running_sums_rise(void) {
@@ -482,6 +493,11 @@ static void running_sums_rise(void) {
     int64_t falling[4] = {300, 200, 100, 0}, keys[4] = {300, 300, 300, 300};
     paged_ascend_arrays b = {.lens_q = falling, .n_lens_q = 4, .lens_k = keys, .n_lens_k = 4};
     EXPECT_NONE(&c, &b);
+    b.n_lens_k = 1; /* one length of keys for all queries, and the other way round */
+    EXPECT_NONE(&c, &b);
+    b.n_lens_q = 1;
+    EXPECT_NONE(&c, &b);
+    b.n_lens_q = b.n_lens_k = 4;
     falling[0] = 513;
     EXPECT(&c, &b, {"lens_q.max", 513, 0});
 }
@@ -530,9 +546,34 @@ static void sizes_that_arrays_can_not_have(void) {
     CHECK_STR(err.message, "the table has 5 rows for 4 sequences");
     c.block_size = 0;
     CHECK_EQ(paged_ascend_check_arrays(&c, &a, NULL, 0, &n, &err), PAGED_ERR_INVALID_ARG);
+    CHECK_EQ(paged_ascend_check_arrays(NULL, &a, NULL, 0, &n, &err), PAGED_ERR_INVALID_ARG);
+    CHECK_EQ(paged_ascend_check_arrays(&c, NULL, NULL, 0, &n, &err), PAGED_ERR_INVALID_ARG);
     c.path = -1;
     CHECK_EQ(paged_ascend_check_arrays(&c, &a, NULL, 0, &n, &err), PAGED_ERR_INVALID_ARG);
     CHECK_EQ(n, 7);
+}
+
+static void *no_alloc(void *user, size_t size_bytes, size_t align) {
+    (void)user, (void)size_bytes, (void)align;
+    return NULL;
+}
+static void no_free(void *user, void *ptr) {
+    (void)user, (void)ptr;
+}
+
+static void slots_without_memory(void) {
+    paged_ascend_config c = good(PAGED_ASCEND_SCATTER);
+    int64_t slots[2] = {1, 1};
+    paged_ascend_arrays a = {.slots = slots, .n_slots = 2};
+    paged_ascend_finding found[MAX];
+    paged_error err;
+    int32_t n = 7;
+    paged_allocator_set(&(paged_allocator){.alloc = no_alloc, .free = no_free});
+    paged_status status = paged_ascend_check_arrays(&c, &a, found, MAX, &n, &err);
+    paged_allocator_set(NULL);
+    CHECK_EQ(status, PAGED_ERR_NO_MEMORY);
+    CHECK_EQ(n, 7);
+    CHECK_STR(err.message, "no memory to sort 2 slots");
 }
 
 /* ---- layouts ---- */
@@ -697,6 +738,7 @@ static void exports_are_checked(void) {
     X(running_sums_rise)                                                                                     \
     X(pools_hold_all_sequences)                                                                              \
     X(slots_are_looked_through)                                                                              \
+    X(slots_without_memory)                                                                                  \
     X(sizes_that_arrays_can_not_have)                                                                        \
     X(shapes_of_layouts)                                                                                     \
     X(caches_come_back)                                                                                      \
