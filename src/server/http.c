@@ -68,7 +68,7 @@ static bool cut_request_line(paged__http *h, char *line) {
     if (strncasecmp(target, "http://", 7) == 0) {
         target += 7 + strcspn(target + 7, "/?");
         if (*target == '?') return fail(h, 400, "the target has no path"), false;
-        if (!*target) target = "/";
+        if (!*target) *--target = '/'; /* in the place of the host's end, as the path is decoded in place */
     }
     const bool is_star = strcmp(target, "*") == 0 && strcmp(h->method, "OPTIONS") == 0;
     if (*target != '/' && !is_star) return fail(h, 400, "the target must be a path"), false;

@@ -105,8 +105,15 @@ def test_expect_continue(server):
         assert read_response(stream)[0] == 200
 
 
+@pytest.mark.parametrize("target", ["http://x", "http://x/", "HTTP://x:80/health", "http://", "http://x/%61"])
+def test_absolute_targets(server, target):
+    answer = exchange(server, f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())[0]
+    assert answer[0] == (404 if target.endswith("%61") else 200)
+    alive(server)
+
+
 @pytest.mark.parametrize("data, status", [
-    (b"GARBAGE\r\n\r\n", 400), (b"GET /health\r\n\r\n", 400), (b"GET /health HTTP/2.0\r\nHost: x\r\n\r\n", 505),
+    (b"GET http://x?a HTTP/1.1\r\nHost: x\r\n\r\n", 400), (b"GET ftp://x/ HTTP/1.1\r\nHost: x\r\n\r\n", 400), (b"GARBAGE\r\n\r\n", 400), (b"GET /health\r\n\r\n", 400), (b"GET /health HTTP/2.0\r\nHost: x\r\n\r\n", 505),
     (b"GET /health HTTP/1.1\r\n\r\n", 400), (b"GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400),
     (b"GET health HTTP/1.1\r\nHost: x\r\n\r\n", 400), (b"GET /%zz HTTP/1.1\r\nHost: x\r\n\r\n", 400),
     (b"GET /%00 HTTP/1.1\r\nHost: x\r\n\r\n", 400), (b"GET /a\x01b HTTP/1.1\r\nHost: x\r\n\r\n", 400),
