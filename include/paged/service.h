@@ -74,6 +74,9 @@ PAGED_API int32_t paged_service_ready(paged_service *service, uint64_t *ids, int
  * service or step, submit to, read from or release from the engine. */
 PAGED_API void paged_service_call(paged_service *service, void (*fn)(paged_engine *engine, void *user),
                                   void *user);
+/* The same, if the step at hand ends within so many ms; false: it does not, and fn was not called. */
+PAGED_API bool paged_service_call_within(paged_service *service, int32_t timeout_ms,
+                                         void (*fn)(paged_engine *engine, void *user), void *user);
 
 #ifdef __cplusplus
 }

@@ -20,7 +20,7 @@ enum { OTHER_FILES = 64 }; /* descriptors that are no connections */
 typedef struct serve_options {
     const char *config, *model, *name, *host, *api_key, *cors_origin, *access_log, *slot_dir;
     int32_t port, max_running, max_waiting, max_connections;
-    int32_t reader_timeout, idle_timeout, drain_timeout, log_level, keep_days;
+    int32_t reader_timeout, idle_timeout, drain_timeout, stall_timeout, log_level, keep_days;
     size_t max_body;
     bool quiet, no_prefix_cache;
     paged__sampling_options sampling;
@@ -55,6 +55,8 @@ static const paged__option options_table[] = {
      "seconds that a connection may wait for a request (default: 75)"},
     {PAGED__OPTION_INT, 0, "drain-timeout", "S", AT(drain_timeout), 0, 86400, NULL,
      "seconds that requests have to end after SIGTERM (default: 60)"},
+    {PAGED__OPTION_INT, 0, "stall-timeout", "S", AT(stall_timeout), 1, 86400, NULL,
+     "seconds that a step may last before requests and /health are\nanswered 503 (default: 30)"},
     {PAGED__OPTION_TEXT, 0, "access-log", "FILE", AT(access_log), 0, 0, NULL,
      "a line of JSON for each request; '-': stderr (default: none)"},
     {.kind = PAGED__OPTION_HEADING, .name = "Requests and memory"},
@@ -92,6 +94,7 @@ static const serve_options defaults = {.host = "127.0.0.1",
                                        .reader_timeout = 60,
                                        .idle_timeout = 75,
                                        .drain_timeout = 60,
+                                       .stall_timeout = 30,
                                        .sampling = {.temperature = 1, .top_p = 1, .repetition_penalty = 1},
                                        .memory = PAGED__MEMORY_DEFAULTS,
                                        .places = PAGED__PLACES_DEFAULTS,
@@ -229,7 +232,7 @@ static int run_server(serve *s) {
                                          .idle_timeout_ms = o->idle_timeout * 1000,
                                          .write_timeout_ms = o->reader_timeout * 1000,
                                          .drain_timeout_ms = o->drain_timeout * 1000,
-                                         .stall_ms = 30000,
+                                         .stall_ms = o->stall_timeout * 1000,
                                          .access_log = s->access_log,
                                          .notes = s->places.has_notes ? &s->places.notes : NULL,
                                          .slot_dir = o->slot_dir,
@@ -245,6 +248,10 @@ static int run_server(serve *s) {
         return paged__error(s->cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
     const bool ok = paged__server_run(s->server);
     pthread_join(loader, NULL);
+    if (paged__server_is_stalled(s->server)) { /* its thread would be waited for in vain */
+        paged__error(s->cli, "the engine has not moved for %d s; ended without it", o->stall_timeout);
+        _Exit(PAGED__EXIT_ERROR);
+    }
     return s->code != PAGED__EXIT_OK ? s->code : ok ? PAGED__EXIT_OK : PAGED__EXIT_ERROR;
 }
 

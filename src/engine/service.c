@@ -234,9 +234,17 @@ static paged_status read_config(const paged_service_config *config, paged_servic
     return PAGED_OK;
 }
 
+/* One whose waits end by the clock of paged__now_ns(). */
+static void init_cond(pthread_cond_t *cond) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
 static paged_status create_parts(paged_service *s, const paged_model *model, const paged_service_config *c,
                                  const paged__backend *backend, paged_error *err) {
-    pthread_condattr_t monotonic;
     paged_status status = paged__engine_create(model, &c->engine, backend, &s->engine, err);
     if (status) return status;
     s->engine->max_unread = c->ring_tokens;
@@ -248,10 +256,7 @@ static paged_status create_parts(paged_service *s, const paged_model *model, con
     s->desks = paged__calloc((size_t)s->engine->n_slots, sizeof *s->desks);
     if (!s->desks)
         return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %d requests", s->engine->n_slots);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    for (int32_t i = 0; i < s->engine->n_slots; i++) pthread_cond_init(&s->desks[i].news, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    for (int32_t i = 0; i < s->engine->n_slots; i++) init_cond(&s->desks[i].news);
     s->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     const int why = s->fd < 0 ? errno : start(s);
     char reason[128];
@@ -270,8 +275,8 @@ paged_status paged__service_create(const paged_model *model, const paged_service
     paged_service *s = paged__calloc(1, sizeof *s);
     if (!s) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a service");
     s->fd = -1;
+    init_cond(&s->computed);
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->computed, NULL);
     pthread_cond_init(&s->called, NULL);
     sem_init(&s->wake, 0, 0);
     status = create_parts(s, model, &c, backend, err);
@@ -396,16 +401,23 @@ int32_t paged_service_ready(paged_service *s, uint64_t *ids, int32_t capacity) {
     return n;
 }
 
-void paged_service_call(paged_service *s, void (*fn)(paged_engine *engine, void *user), void *user) {
+bool paged_service_call_within(paged_service *s, int32_t timeout_ms, void (*fn)(paged_engine *, void *),
+                               void *user) {
+    const struct timespec end =
+        at(paged__now_ns() + (uint64_t)PAGED_MAX(timeout_ms, 0) * (uint64_t)NS_PER_MS);
     pthread_mutex_lock(&s->lock);
-    if (s->computing) {
-        s->n_calls++;
-        while (s->computing) pthread_cond_wait(&s->computed, &s->lock);
-        fn(s->engine, user);
-        if (--s->n_calls == 0) pthread_cond_signal(&s->called);
-    } else {
-        fn(s->engine, user);
-    }
+    s->n_calls++;
+    for (int why = 0; s->computing && !why;)
+        why = timeout_ms < 0 ? pthread_cond_wait(&s->computed, &s->lock)
+                             : pthread_cond_timedwait(&s->computed, &s->lock, &end);
+    const bool may = !s->computing;
+    if (may) fn(s->engine, user);
+    if (--s->n_calls == 0) pthread_cond_signal(&s->called);
     pthread_mutex_unlock(&s->lock);
     rouse(s);
+    return may;
+}
+
+void paged_service_call(paged_service *s, void (*fn)(paged_engine *engine, void *user), void *user) {
+    paged_service_call_within(s, -1, fn, user);
 }

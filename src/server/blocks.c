@@ -186,12 +186,13 @@ static void send_event(paged__conn *c, const char *name, const paged__buffer *js
     paged__buffer_free(&event);
 }
 
-/* Looks again, and tells those who watch what has changed. False: no memory. */
+/* Looks again, and tells those who watch what has changed. False: no memory, or the engine is in a long
+ * step. */
 static bool refresh(paged__server *s) {
     struct paged__map *m = s->map;
     look next = {0};
     paged__buffer changes = {0};
-    paged_service_call(s->service, take_look, &next);
+    if (!paged__server_look(s, take_look, &next)) return false;
     if (!next.ok || (m->number && same_look(&m->now, &next))) {
         const bool ok = next.ok;
         free_look(&next);
@@ -219,8 +220,9 @@ static void on_look(evutil_socket_t fd, short what, void *user) {
     struct paged__map *m = s->map;
     paged__buffer whole = {0};
     (void)fd, (void)what;
-    if (m->n_watchers == 0 || !refresh(s)) return;
-    for (int32_t i = 0; i < m->n_watchers; i++) {
+    if (m->n_watchers == 0) return;
+    const bool has_looked = refresh(s);
+    for (int32_t i = 0; has_looked && i < m->n_watchers; i++) {
         if (!m->starts[i] || paged__stream_is_full(m->watchers[i])) continue;
         if (whole.len == 0 && !put_map(s, m, &whole)) break;
         send_event(m->watchers[i], "map", &whole);
@@ -296,7 +298,11 @@ static void answer_block(paged__conn *c, const char *name) {
         return;
     }
     f->block = !*name || *end || block < 0 || block > INT32_MAX ? -1 : (int32_t)block;
-    paged_service_call(c->server->service, look_at_block, f);
+    if (!paged__server_look(c->server, look_at_block, f)) {
+        paged__free(f);
+        paged__reply_busy(c);
+        return;
+    }
     if (!f->exists) {
         paged__free(f);
         paged__reply_error(c, 404, NULL, "not_found", "there is no block '%.20s'", name);
@@ -335,7 +341,7 @@ void paged__blocks_route(paged__conn *c, const char *block) {
     if (make_map(c->server) && refresh(c->server) && put_map(c->server, c->server->map, &text))
         paged__reply(c, 200, "application/json", NULL, text.data, text.len);
     else
-        paged__reply_error(c, 503, NULL, NULL, "no memory for the map");
+        paged__reply_error(c, 503, NULL, NULL, "no map: no memory for it, or the engine is in a long step");
     paged__buffer_free(&text);
 }
 
@@ -406,6 +412,10 @@ static void list_slots(paged_engine *e, void *user) {
 
 void paged__slots_route(paged__conn *c) {
     json_t *list = json_array();
-    paged_service_call(c->server->service, list_slots, list);
-    paged__reply_json(c, 200, list);
+    if (paged__server_look(c->server, list_slots, list)) {
+        paged__reply_json(c, 200, list);
+    } else {
+        json_decref(list);
+        paged__reply_busy(c);
+    }
 }

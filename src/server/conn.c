@@ -327,9 +327,8 @@ static void send_head(paged__conn *c, int status, const char *type, const char *
                         headers ? headers : "", c->http.keep_alive ? "keep-alive" : "close");
 }
 
-/* "Allow: GET, POST" of "GET POST"; out [capacity]. */
-static const char *allow_header(const char *methods, char *out, size_t capacity) {
-    size_t n = (size_t)snprintf(out, capacity, "Allow: OPTIONS");
+const char *paged__allow_header(const char *methods, char *out, size_t capacity) {
+    size_t n = (size_t)snprintf(out, capacity, "Allow: OPTIONS%s", strstr(methods, "GET") ? ", HEAD" : "");
     for (const char *m = methods; *m && n < capacity; m += strcspn(m, " "), m += *m == ' ')
         n += (size_t)snprintf(out + n, capacity - n, ", %.*s", (int)strcspn(m, " "), m);
     if (n < capacity) snprintf(out + n, capacity - n, "\r\n");
@@ -386,8 +385,8 @@ void paged__reply_error(paged__conn *c, int status, const char *param, const cha
     char *text = error ? json_dumps(error, JSON_COMPACT) : NULL;
     json_decref(error);
     char allow[80];
-    const char *headers = status == 405 && c->allow        ? allow_header(c->allow, allow, sizeof allow)
-                          : status == 401                  ? "WWW-Authenticate: Bearer\r\n"
+    const char *headers = status == 405 && c->allow ? paged__allow_header(c->allow, allow, sizeof allow)
+                          : status == 401           ? "WWW-Authenticate: Bearer\r\n"
                           : status == 429 || status == 503 ? "Retry-After: 1\r\n"
                                                            : NULL;
     const char *body = text ? text : "{\"error\":{\"message\":\"no memory\"}}";

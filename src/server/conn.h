@@ -89,6 +89,9 @@ void paged__stream_end(paged__conn *conn);
 /* The client has as much as it should have; on_room will come. */
 bool paged__stream_is_full(const paged__conn *conn);
 
+/* "Allow: OPTIONS, HEAD, GET, POST" and CRLF of "GET POST", in out [capacity]. */
+const char *paged__allow_header(const char *methods, char *out, size_t capacity);
+
 /* The type that goes with a status in error objects: "invalid_request_error" … */
 const char *paged__error_type(int status);
 

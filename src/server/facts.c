@@ -4,11 +4,16 @@
 #include "base/base.h"
 #include "server/route.h"
 
+void paged__reply_stalled(paged__conn *c) {
+    paged__reply_error(c, 503, NULL, NULL, "the engine has not moved for %d s, though there is work",
+                       c->server->config.stall_ms / 1000);
+}
+
 void paged__health(paged__conn *c) {
     if (!c->server->service)
         paged__reply_error(c, 503, NULL, NULL, "Loading model");
     else if (paged__server_is_stalled(c->server))
-        paged__reply_error(c, 503, NULL, NULL, "the engine does not move, though there is work");
+        paged__reply_stalled(c);
     else
         paged__reply_json(c, 200, json_pack("{s:s}", "status", "ok"));
 }
@@ -161,6 +166,10 @@ void paged__apply_template(paged__conn *c) {
     paged__free(text);
 }
 
+void paged__reply_busy(paged__conn *c) {
+    paged__reply_error(c, 503, NULL, NULL, "the engine is in a step that has not ended yet");
+}
+
 /* ---- the check ---- */
 
 static void check(paged_engine *engine, void *user) {
@@ -170,8 +179,9 @@ static void check(paged_engine *engine, void *user) {
 
 void paged__check_route(paged__conn *c) {
     paged_error err = {0};
-    paged_service_call(c->server->service, check, &err);
-    if (err.status == PAGED_OK)
+    if (!paged__server_look(c->server, check, &err))
+        paged__reply_busy(c);
+    else if (err.status == PAGED_OK)
         paged__reply_json(c, 200, json_pack("{s:b}", "ok", 1));
     else
         paged__reply_error(c, 500, NULL, "corrupt", "%s", err.message);

@@ -468,6 +468,12 @@ void paged__generate(paged__conn *conn, json_t *body, bool is_chat, const paged_
     paged__server *s = conn->server;
     paged_error err = {.status = PAGED_ERR_NO_MEMORY, .message = "no memory for a request"};
     const char *param = NULL;
+    if (paged__server_is_stalled(s)) {
+        if (ending && ending->gone) ending->gone(s, ending->user);
+        json_decref(body);
+        paged__reply_stalled(conn);
+        return;
+    }
     generation *g = paged__calloc(1, sizeof *g);
     if (g) {
         *g = (generation){.conn = conn, .body = body};

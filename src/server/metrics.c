@@ -50,11 +50,17 @@ static const histogram histograms[N_HISTOGRAMS] = {
 
 enum { STATUS_MIN = 100, N_STATUS = 500 };
 
+typedef struct engine_facts {
+    paged_engine_stats engine;
+    paged_cache_stats cache;
+} engine_facts;
+
 struct paged__metrics {
     histogram histograms[N_HISTOGRAMS];
     uint64_t n_finished[PAGED_FINISH_KINDS]; /* NONE: the client has left */
     uint64_t n_prompt, n_cached, n_generated;
     uint64_t n_replies[N_STATUS]; /* by status - STATUS_MIN */
+    engine_facts facts;           /* of the latest look */
 };
 
 paged__metrics *paged__metrics_create(void) {
@@ -109,11 +115,6 @@ typedef struct page {
     paged__buffer text;
     const char *labels; /* of all metrics of the model */
 } page;
-
-typedef struct engine_facts {
-    paged_engine_stats engine;
-    paged_cache_stats cache;
-} engine_facts;
 
 static void get_facts(paged_engine *engine, void *user) {
     engine_facts *f = user;
@@ -265,16 +266,17 @@ static void put_label(paged__buffer *out, const char *text) {
 
 void paged__metrics_reply(paged__conn *conn) {
     const paged__server *s = conn->server;
+    const engine_facts *f = &s->metrics->facts;
     paged__buffer labels = {0};
     page p = {0};
-    engine_facts f;
-    paged_service_call(s->service, get_facts, &f);
+    /* While a step lasts too long what was true before it is told: a scrape must not fail just then. */
+    paged__server_look(conn->server, get_facts, &s->metrics->facts);
     paged__buffer_printf(&labels, "model_name=\"");
     put_label(&labels, s->world.name);
     paged__buffer_append(&labels, "\",engine=\"0\"", sizeof "\",engine=\"0\"");
     p.labels = labels.data ? labels.data : "";
-    put_requests(&p, s->metrics, &f);
-    put_memory(&p, &f);
+    put_requests(&p, s->metrics, f);
+    put_memory(&p, f);
     put_process(&p, s);
     paged__reply(conn, 200, "text/plain; version=0.0.4; charset=utf-8", NULL, p.text.data, p.text.len);
     paged__buffer_free(&p.text);

@@ -247,13 +247,19 @@ static bool refuse_unsupported(const json_t *body, paged__openai_request *out, p
 
 /* ---- the prompt ---- */
 
+/* NULL: it is of another type. */
+static const json_t *text_of_part(const json_t *part) {
+    const char *type = json_string_value(json_object_get(part, "type"));
+    return type && strcmp(type, "text") == 0 ? json_object_get(part, "text") : NULL;
+}
+
 /* A string, or parts {"type": "text", "text": …}, joined. The caller frees *content (paged__free). */
 static bool take_content(const json_t *value, int32_t index, char **content, paged_error *err) {
     paged__buffer text = {0};
     const size_t n = json_is_array(value) ? json_array_size(value) : 1;
     bool ok = json_is_array(value) || json_is_string(value);
     for (size_t i = 0; ok && i < n; i++) {
-        const json_t *part = json_is_array(value) ? json_object_get(json_array_get(value, i), "text") : value;
+        const json_t *part = json_is_array(value) ? text_of_part(json_array_get(value, i)) : value;
         ok = json_is_string(part) &&
              paged__buffer_append(&text, json_string_value(part), json_string_length(part));
     }

@@ -157,6 +157,12 @@ static const route *find_route(const char *path, const char **rest) {
     return NULL;
 }
 
+/* What lies below a conversation is something else than it. */
+static const char *methods_of(const route *r, const char *rest) {
+    if (r->handle != conversation || !rest[0]) return r->methods;
+    return strchr(rest, '/') ? "POST" : "GET PATCH DELETE";
+}
+
 /* ---- keys, CORS ---- */
 
 /* In a time that depends on the length of what was sent and on nothing of the key. */
@@ -174,16 +180,15 @@ static bool has_key(const paged__conn *c) {
     return is_key(key, sent + 7 + strspn(sent + 7, " "));
 }
 
-/* What a browser asks before a request of its own; it sends no key with it. */
-static void preflight(paged__conn *c) {
+/* What a browser asks before a request of its own; it sends no key with it. methods: those of the path. */
+static void preflight(paged__conn *c, const char *methods) {
     const char *wanted = paged__http_header(&c->http, "Access-Control-Request-Headers");
-    char headers[1024];
+    char headers[1024], allow[80];
     if (!wanted || strlen(wanted) > 600) wanted = "authorization, content-type, x-request-id";
     snprintf(headers, sizeof headers,
-             "Allow: GET, HEAD, POST, PATCH, DELETE, OPTIONS\r\n"
-             "Access-Control-Allow-Methods: GET, HEAD, POST, PATCH, DELETE, OPTIONS\r\n"
+             "%sAccess-Control-Allow-Methods: GET, HEAD, POST, PATCH, DELETE, OPTIONS\r\n"
              "Access-Control-Allow-Headers: %s\r\nAccess-Control-Max-Age: 86400\r\n",
-             wanted);
+             paged__allow_header(methods, allow, sizeof allow), wanted);
     paged__reply(c, 204, NULL, headers, NULL, 0);
 }
 
@@ -216,14 +221,12 @@ static bool is_page(const paged__file *file) {
 void paged__route(paged__conn *c) {
     const paged__http *http = &c->http;
     const char *rest = "";
-    if (strcmp(http->method, "OPTIONS") == 0) {
-        preflight(c);
-        return;
-    }
     const paged__file *file = find_file(http->path);
     const route *r = find_route(http->path, &rest);
-    const char *methods = file ? "GET" : r ? r->methods : "";
-    if (!(r && r->is_open) && !is_page(file) && !has_key(c)) {
+    const char *methods = file ? "GET" : r ? methods_of(r, rest) : "GET POST PATCH DELETE";
+    if (strcmp(http->method, "OPTIONS") == 0) {
+        preflight(c, methods);
+    } else if (!(r && r->is_open) && !is_page(file) && !has_key(c)) {
         paged__reply_error(c, 401, NULL, "invalid_api_key",
                            "this server asks for an API key: Authorization: Bearer KEY");
     } else if (!file && !r) {

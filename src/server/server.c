@@ -22,6 +22,7 @@
 enum {
     BACKLOG = 1024,
     LISTEN_AGAIN_MS = 100,
+    LOOK_MS = 500,
     /* conversations in memory */
     CONVERSATIONS_MAX = 10000,
     CONVERSATION_BYTES_MAX = 256 << 20
@@ -187,6 +188,14 @@ void paged__server_open(paged__server *s, const paged__server_model *model) {
     paged__server_model *copy = paged__alloc(1, sizeof *copy);
     if (copy) *copy = *model;
     if (!copy || write(s->opened_fds[1], &copy, sizeof copy) != sizeof copy) raise(SIGTERM);
+}
+
+/* Once is enough: until the engine has told something nobody waits again. */
+bool paged__server_look(paged__server *s, void (*fn)(paged_engine *engine, void *user), void *user) {
+    const bool waits = s->deaf_ns <= s->news_ns;
+    const bool done = paged_service_call_within(s->service, waits ? LOOK_MS : 0, fn, user);
+    s->deaf_ns = done ? 0 : paged__now_ns();
+    return done;
 }
 
 bool paged__server_is_stalled(const paged__server *s) {

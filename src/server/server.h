@@ -1,6 +1,6 @@
 /* server/server.h: the HTTP server over an engine (paged/service.h): one thread with an event loop, which
- * never waits for a client and never for a step, but for paged_service_call (facts about memory, between two
- * steps).
+ * never waits for a client, and for a step half a second at most: for facts about memory, which are told
+ * between two steps (paged__server_look).
  *
  *   http.c      bytes -> requests                 openai.c        JSON -> paged_request, answers -> JSON
  *   conn.c      connections, limits, streams      generate.c      requests that run
@@ -72,6 +72,7 @@ struct paged__server {
     int32_t n_blocked;     /* of these, those whose client has to read first */
     int64_t n_news_tokens; /* of the news at hand */
     uint64_t news_ns;      /* when the engine last told something, or was given something to do */
+    uint64_t deaf_ns;      /* when it last let somebody wait for a step's end in vain */
     paged__metrics *metrics;
     struct paged__map *map;       /* of blocks; NULL: nobody has asked; see blocks.c */
     struct paged__keeper *keeper; /* of conversations; see keeper.h */
@@ -105,6 +106,13 @@ void paged__server_log(paged__server *server, const paged__conn *conn); /* an an
 
 /* The engine has not moved for config.stall_ms though there is work. */
 bool paged__server_is_stalled(const paged__server *server);
+
+/* Calls fn between two steps, as paged_service_call; false: the step at hand lasts too long, and fn was not
+ * called. */
+bool paged__server_look(paged__server *server, void (*fn)(paged_engine *engine, void *user), void *user);
+
+void paged__reply_stalled(paged__conn *conn); /* 503: paged__server_is_stalled() */
+void paged__reply_busy(paged__conn *conn);    /* 503: paged__server_look() could not look */
 
 void paged__route(paged__conn *conn); /* answers the request that conn has read */
 

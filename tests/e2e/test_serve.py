@@ -212,7 +212,9 @@ def test_control_tokens_of_content_are_text(server):
 @pytest.mark.parametrize("field, value", [
     ("messages", "x"), ("messages", []), ("messages", None), ("messages", [{"role": "user", "content": 7}]), ("messages", [7]),
     ("messages", [{"content": "x"}]), ("messages", [{"role": "nobody", "content": "x"}]),
-    ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]), ("max_tokens", "ten"),
+    ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+    ("messages", [{"role": "user", "content": [{"text": "x"}]}]), ("max_tokens", "ten"),
+    ("messages", [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]),
     ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 1.5), ("temperature", -1), ("temperature", "hot"), ("top_p", 2),
     ("top_k", -2), ("min_p", -0.1), ("seed", "x"), ("stream", "yes"), ("stop", [7]), ("logit_bias", {"99999999": 5}),
     ("logit_bias", {"-1": 1}), ("logit_bias", {"x": 1}), ("logit_bias", [1]), ("logit_bias", {"5": "a"}), ("logprobs", 3),

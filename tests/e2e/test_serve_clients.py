@@ -150,6 +150,11 @@ def test_openapi_names_every_route_and_field(server):
         else:
             served = set(value["paths"].get(path, {}))
         assert set(methods.lower().split()) <= served, path
+    for path, operations in value["paths"].items():
+        methods = {m.upper() for m in operations} & {"GET", "POST", "PATCH", "PUT", "DELETE"}
+        methods |= {"OPTIONS"} | ({"HEAD"} if "GET" in methods else set())
+        _, headers, _ = server.request("OPTIONS", path.replace("{", "").replace("}", ""))
+        assert set(headers["Allow"].split(", ")) == methods, path
     text = (source / "openai.c").read_text()
     fields = set(re.findall(r'(?:take_\w+|field)\(\s*(?:body|options),\s*"(\w+)"', text)) | {"messages", "prompt", "model"}
     described = json.dumps(value["components"]["schemas"])

@@ -619,13 +619,18 @@ static void nothing_waits_for_a_step(void) {
 
     visit v = {.s = s};
     pthread_t visitor;
+    before = now_s();
+    CHECK(!paged_service_call_within(s, 50, be_there, &v) && !v.was_there);
+    CHECK(now_s() - before > 0.045);
     CHECK_EQ(pthread_create(&visitor, NULL, visit_engine, &v), 0);
     usleep(30000);
     CHECK(!v.was_there);
     sem_post(&h.goes_on);
     pthread_join(visitor, NULL);
     CHECK(v.was_there);
+    v.was_there = false;
     const facts f = wait_for(s, is_idle);
+    CHECK(paged_service_call_within(s, 0, be_there, &v) && v.was_there);
     CHECK_EQ(f.cache.n_used, 0);
     CHECK_EQ(paged_service_read(s, other, -1, &o), PAGED_OK);
     CHECK_EQ(o.finish, PAGED_FINISH_CANCELLED);
