@@ -141,7 +141,7 @@ static paged_status take_memory(paged_attn *attn, paged_error *err) {
     attn->scratch = paged__calloc(n_threads, sizeof *attn->scratch);
     attn->scratch_memory = paged__calloc(n_threads * n_scratch, sizeof(float));
     attn->rows_memory = paged__calloc(n_threads * rows, 3 * sizeof(int32_t));
-    attn->seen_memory = paged__calloc(n_threads * rows, sizeof(paged__range));
+    attn->seen_memory = paged__calloc((n_threads + 1) * rows, sizeof(paged__range));
     attn->steps_memory = paged__calloc(n_threads * (size_t)attn->heads_max, sizeof(paged__step));
     attn->workspace = paged__alloc(n_workspace, sizeof(float));
     attn->cascade = paged__alloc(n_cascade, sizeof(float));
@@ -153,12 +153,14 @@ static paged_status take_memory(paged_attn *attn, paged_error *err) {
                            "attention needs %zu bytes for %zu threads, %d keys and %d queries that share",
                            (n_threads * n_scratch + n_workspace + n_cascade) * sizeof(float), n_threads,
                            c->max_k, c->max_shared_q);
+    for (size_t i = 0; i < rows; i++) attn->seen_memory[i] = (paged__range){0, PAGED_ATTN_STEP};
     for (size_t i = 0; i < n_threads; i++) {
         place_scratch(attn, attn->scratch_memory + i * n_scratch, &attn->scratch[i]);
         attn->scratch[i].n_keys = attn->rows_memory + i * 3 * rows;
         attn->scratch[i].first_key = attn->rows_memory + (i * 3 + 1) * rows;
         attn->scratch[i].position = attn->rows_memory + (i * 3 + 2) * rows;
-        attn->scratch[i].seen = attn->seen_memory + i * rows;
+        attn->scratch[i].seen = attn->seen_memory + (i + 1) * rows;
+        attn->scratch[i].seen_all = attn->seen_memory;
         attn->scratch[i].steps = attn->steps_memory + i * (size_t)attn->heads_max;
     }
     return PAGED_OK;

@@ -34,10 +34,9 @@
 #include "ops/tables.h"
 
 enum {
-    PAGED__UNIT_ROWS = 96,  /* rows that a thread aims to have at work, of one KV head or of several */
-    PAGED__CUT_ROWS = 64,   /* entries of up to so many rows of all heads, or of one query, may be cut */
-    PAGED__WIDEN_ROWS = 12, /* KV heads of more rows use f32 tiles where the kernels convert */
-    PAGED__STATE_TAIL = 16  /* floats behind o in a state: m, l, padding */
+    PAGED__UNIT_ROWS = 96, /* rows that a thread aims to have at work, of one KV head or of several */
+    PAGED__CUT_ROWS = 64,  /* entries of up to so many rows of all heads, or of one query, may be cut */
+    PAGED__STATE_TAIL = 16 /* floats behind o in a state: m, l, padding */
 };
 
 typedef struct paged__entry {
@@ -72,7 +71,8 @@ typedef struct paged__scratch {
     int32_t *first_key; /* [rows_max] */
     int32_t *position;  /* [rows_max] of the query of each row; of use with ALiBi only */
     paged__range *seen; /* [rows_max] of the step at hand */
-    paged__step *steps; /* [heads_max] likewise, of each head */
+    paged__range *seen_all; /* [rows_max] all of a step */
+    paged__step *steps;     /* [heads_max] likewise, of each head */
 } paged__scratch;
 
 struct paged_attn {

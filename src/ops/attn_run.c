@@ -69,6 +69,7 @@ typedef struct split_run {
     const paged__type_kernels *tiles; /* of the cache's type, for packing and widening */
     const paged__type_kernels *kernels;
     bool pack, widen; /* bring tiles of the plain layout to packed ones, tiles to f32 */
+    bool sees_all;    /* the step at hand: every row that sees a token of it sees all */
     float *states;    /* of all rows of the unit */
 } split_run;
 
@@ -76,7 +77,7 @@ static split_run split_run_of(const unit *u, float *states) {
     const paged__kernels *kernels = u->attn->kernels;
     split_run run = {
         .tiles = kernels->of[u->kv->type], .pack = u->kv->layout == PAGED_LAYOUT_PLAIN, .states = states};
-    run.widen = run.tiles->widen_k && u->entry->n_rows > PAGED__WIDEN_ROWS;
+    run.widen = run.tiles->widen_k && u->entry->n_rows > PAGED__FEW_ROWS;
     run.kernels = run.widen ? kernels->of[PAGED_TYPE_F32] : run.tiles;
     return run;
 }
@@ -90,7 +91,7 @@ static paged__step *rows_of(const unit *u, const split_run *run, const paged__sc
     step->n_rows = rows.end - rows.first;
     step->head_dim_k = attn->config.head_dim_k;
     step->head_dim_v = attn->config.head_dim_v;
-    step->seen = scratch->seen + rows.first;
+    step->seen = (run->sees_all ? scratch->seen_all : scratch->seen) + rows.first;
     step->q = scratch->q + first * attn->q_stride;
     step->q_stride = attn->q_stride;
     step->s = scratch->s;
@@ -115,6 +116,13 @@ static void adjust_scores(const unit *u, const paged__scratch *scratch, int32_t 
             attn->alibi(s, attn->slopes_log2[(u->head + h) * attn->group + r % attn->group],
                         t0 - scratch->position[r]);
     }
+}
+
+/* Whether the kernels have one call for a step of so many rows. */
+static bool attends_at_once(const unit *u, const split_run *run, paged__range rows) {
+    const paged_attn *attn = u->attn;
+    return run->kernels->attend && rows.end - rows.first > PAGED__FEW_ROWS && attn->softcap_log2 == 0 &&
+           !attn->slopes_log2;
 }
 
 static void weigh(const unit *u, const split_run *run, const paged__scratch *scratch, const paged__step *step,
@@ -157,6 +165,10 @@ static void attend_brought(const unit *u, const split_run *run, const paged__scr
             paged__tiles_widen(run->tiles, &at, scratch, k->at, v->at);
         memcpy(k->next, k->at, sizeof k->next);
         memcpy(v->next, v->at, sizeof v->next);
+        if (attends_at_once(u, run, rows)) {
+            run->kernels->attend(step);
+            continue;
+        }
         weigh(u, run, scratch, step, h, rows, t0);
         run->kernels->pv(step);
     }
@@ -176,8 +188,9 @@ static void set_next(paged__tiles *tiles, const paged__tiles *next) {
     memcpy(tiles->next_scale, next->scale, sizeof tiles->next_scale);
 }
 
-/* The tiles of all heads: first K of one head after the other, then V, then K of the next step. */
-static void find_all(const unit *u, const paged__scratch *scratch, int32_t t0, int32_t first) {
+/* The tiles of all heads: first K of one head after the other, then V, then K of the next step; or, at once,
+ * K and V of one head after the other. */
+static void find_all(const unit *u, const paged__scratch *scratch, int32_t t0, int32_t first, bool at_once) {
     paged__step *steps = scratch->steps;
     int32_t n = u->n_heads, t1 = t0 + PAGED_ATTN_STEP;
     for (int32_t h = 0; h < n; h++) find_tiles(u, h, t0, first, &steps[h].k, &steps[h].v);
@@ -185,8 +198,9 @@ static void find_all(const unit *u, const paged__scratch *scratch, int32_t t0, i
     if (t1 < u->entry->n_keys)
         find_tiles(u, 0, t1, 0, &k_after, &v_after); /* what the rows of this step see reaches beyond it */
     for (int32_t h = 0; h < n; h++) {
-        set_next(&steps[h].k, h + 1 < n ? &steps[h + 1].k : &steps[0].v);
-        set_next(&steps[h].v, h + 1 < n ? &steps[h + 1].v : &k_after);
+        const paged__tiles *k_end = at_once ? &k_after : &steps[0].v, *v_end = at_once ? &v_after : &k_after;
+        set_next(&steps[h].k, h + 1 < n ? &steps[h + 1].k : k_end);
+        set_next(&steps[h].v, h + 1 < n ? &steps[h + 1].v : v_end);
     }
     /* Scales of V are wanted with those of K. */
     memcpy(steps[n - 1].k.next_scale, v_after.scale, sizeof v_after.scale);
@@ -194,19 +208,27 @@ static void find_all(const unit *u, const paged__scratch *scratch, int32_t t0, i
 
 /* The rows of all heads of the unit that see a token of the step at t0, against its tokens, of which the
  * first that counts is `first`. */
-static void attend_step(const unit *u, const split_run *run, const paged__scratch *scratch, int32_t t0,
+static void attend_step(const unit *u, split_run *run, const paged__scratch *scratch, int32_t t0,
                         int32_t first, paged__range rows) {
-    for (int32_t r = rows.first; r < rows.end; r++)
+    run->sees_all =
+        scratch->first_key[rows.end - 1] <= t0 && scratch->n_keys[rows.first] >= t0 + PAGED_ATTN_STEP;
+    for (int32_t r = rows.first; r < rows.end && !run->sees_all; r++)
         scratch->seen[r] = (paged__range){PAGED_MAX(scratch->first_key[r] - t0, 0),
                                           PAGED_MIN(scratch->n_keys[r] - t0, PAGED_ATTN_STEP)};
     if (run->pack || run->widen) {
         attend_brought(u, run, scratch, t0, first, rows);
         return;
     }
-    find_all(u, scratch, t0, first);
-    for (int32_t h = 0; h < u->n_heads; h++)
-        weigh(u, run, scratch, rows_of(u, run, scratch, h, rows), h, rows, t0);
-    for (int32_t h = 0; h < u->n_heads; h++) run->kernels->pv(&scratch->steps[h]);
+    bool at_once = attends_at_once(u, run, rows);
+    find_all(u, scratch, t0, first, at_once);
+    for (int32_t h = 0; h < u->n_heads; h++) {
+        const paged__step *step = rows_of(u, run, scratch, h, rows);
+        if (at_once)
+            run->kernels->attend(step);
+        else
+            weigh(u, run, scratch, step, h, rows, t0);
+    }
+    for (int32_t h = 0; h < u->n_heads && !at_once; h++) run->kernels->pv(&scratch->steps[h]);
 }
 
 /* In one fixed order: lane i with i + 8, then 4, 2, 1. */
@@ -219,10 +241,9 @@ static float sum_lanes(const float *lanes) {
 
 /* Rows of a head that see a token of t0 … t1 - 1: neighbours, since what rows see ascends. */
 static paged__range rows_between(const unit *u, const paged__scratch *scratch, int32_t t0, int32_t t1) {
-    paged__range rows = {0, 0};
-    while (rows.first < u->entry->n_rows && scratch->n_keys[rows.first] <= t0) rows.first++;
-    rows.end = rows.first;
-    while (rows.end < u->entry->n_rows && scratch->first_key[rows.end] < t1) rows.end++;
+    paged__range rows = {0, u->entry->n_rows};
+    while (rows.first < rows.end && scratch->n_keys[rows.first] <= t0) rows.first++;
+    while (rows.end > rows.first && scratch->first_key[rows.end - 1] >= t1) rows.end--;
     return rows;
 }
 
@@ -263,14 +284,6 @@ static paged__range attend_split(const unit *u, const paged__scratch *scratch, i
 
 /* ---- a unit ---- */
 
-static const float *q_row(const unit *u, const paged_attn_io *io, int32_t i) {
-    const paged_attn_config *c = &u->attn->config;
-    int64_t stride = io->q_stride ? io->q_stride : (int64_t)c->n_heads * c->head_dim_k;
-    int32_t r = i % u->entry->n_rows, group = u->attn->group;
-    int64_t head = (u->head + i / u->entry->n_rows) * group + r % group;
-    return io->q + (u->entry->q_first + r / group) * stride + head * c->head_dim_k;
-}
-
 /* Position of query q, which belongs to sequence *seq or one behind it. */
 static int32_t position_of(const paged_attn *attn, int32_t q, int32_t *seq) {
     while (q >= attn->cu_seqlens_q[*seq + 1]) ++*seq;
@@ -281,13 +294,20 @@ static int32_t position_of(const paged_attn *attn, int32_t q, int32_t *seq) {
  * product; and what each row sees, which is the same in all heads. */
 static void load_queries(const unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
-    void (*load_q)(void *, const float *, float, int32_t) = attn->kernels->of[attn->config.type]->load_q;
-    int32_t dk = attn->config.head_dim_k, seq = u->entry->seq, n = u->n_heads * u->entry->n_rows;
-    for (int32_t i = 0; i < n; i++) {
-        /* Rows lie far apart, where no hardware prefetcher looks. */
-        const float *src = q_row(u, io, i), *ahead = q_row(u, io, PAGED_MIN(i + 8, n - 1));
-        for (int32_t d = 0; d < dk; d += 16) __builtin_prefetch(ahead + d);
-        load_q(scratch->q + i * attn->q_stride, src, attn->scale_log2, dk);
+    const paged_attn_config *c = &attn->config;
+    void (*load_q)(void *, const float *, float, int32_t) = attn->kernels->of[c->type]->load_q;
+    int32_t dk = c->head_dim_k, seq = u->entry->seq, n_q = u->entry->n_rows / attn->group;
+    int64_t stride = io->q_stride ? io->q_stride : (int64_t)c->n_heads * dk;
+    uint8_t *row = scratch->q;
+    for (int32_t h = u->head; h < u->head + u->n_heads; h++) {
+        const float *src = io->q + u->entry->q_first * stride + (int64_t)h * attn->group * dk;
+        for (int32_t q = 0; q < n_q; q++, src += stride)
+            for (int32_t i = 0; i < attn->group; i++, row += attn->q_stride) {
+                /* Rows lie far apart, where no hardware prefetcher looks. */
+                const float *at = src + (int64_t)i * dk, *ahead = q + 8 < n_q ? at + 8 * stride : at;
+                for (int32_t d = 0; d < dk; d += 16) __builtin_prefetch(ahead + d);
+                load_q(row, at, attn->scale_log2, dk);
+            }
     }
     for (int32_t r = 0; r < u->entry->n_rows; r++) {
         scratch->n_keys[r] = paged__row_keys(attn, u->entry, r);

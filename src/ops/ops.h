@@ -26,6 +26,7 @@
 enum {
     PAGED__N_TYPES = 4,
     PAGED__STEP_TILES = PAGED_ATTN_STEP / PAGED_TILE, /* 4 */
+    PAGED__FEW_ROWS = 12, /* up to so many rows of a head memory is what one waits for */
     PAGED__L_LANES = 16,  /* partial sums of the denominator, token t in lane t % 16 */
     PAGED__ROW_ALIGN = 64 /* rows of q and p are multiples of it, in bytes */
 };
@@ -77,6 +78,9 @@ typedef struct paged__type_kernels {
      * in place: p may be s. */
     void (*softmax)(const paged__step *step);
     void (*pv)(const paged__step *step); /* o += p · V */
+    /* All three, with the same bits, of more than PAGED__FEW_ROWS rows. `next` are then the tiles of the next
+     * call. NULL: one does it step by step. */
+    void (*attend)(const paged__step *step);
 
     /* A tile as an f32 tile, for kernels that convert: with many rows it is cheaper to do it once, and call
      * the kernels of f32, whose q and p these then share. NULL: kernels work on the type itself. */
@@ -98,7 +102,8 @@ typedef struct paged__kernels {
     const paged__type_kernels *of[PAGED__N_TYPES]; /* tables may share entries */
     /* acc[n] = acc * a + part * b, n a multiple of 16. */
     void (*merge)(float *acc, float a, const float *part, float b, int32_t n);
-    void (*divide)(float *out, const float *o, float l, int32_t n); /* out[n] = o / l, never -0 */
+    void (*divide)(float *out, const float *o, float l,
+                   int32_t n); /* out[n] = o / l or o * (1 / l), never -0 */
     /* On 64 scores, see scores.h. NULL: those of paged__kernels_ref. */
     void (*softcap)(float *s, float cap);
     void (*alibi)(float *s, float slope, int32_t first);

@@ -309,10 +309,10 @@ void paged__merge_avx512(float *acc, float a, const float *part, float b, int32_
 }
 
 void paged__divide_avx512(float *out, const float *o, float l, int32_t n) {
-    __m512 vl = _mm512_set1_ps(l);
+    __m512 inverse = _mm512_set1_ps(1 / l);
     for (int32_t d = 0; d < n; d += 16) {
         __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(n - d, 16)));
-        __m512 x = _mm512_div_ps(_mm512_maskz_loadu_ps(mask, o + d), vl);
+        __m512 x = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, o + d), inverse);
         _mm512_mask_storeu_ps(out + d, mask, _mm512_add_ps(x, _mm512_setzero_ps()));
     }
 }

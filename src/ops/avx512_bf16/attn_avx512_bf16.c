@@ -9,7 +9,7 @@
  * qk: 6 rows × 4 tiles are 24 accumulators; a vector of K holds a pair of elements of 16 keys, a pair of q is
  *     broadcast. Tiles that none of the 6 rows sees are left out.
  * pv: 6 rows × 64 elements (up to 3 rows × 128); a vector of V holds a pair of tokens of 16 elements, a pair
- *     of p is broadcast. Pairs that not all the rows see are added row by row, the unseen half of V masked.
+ *     of p is broadcast. Of pairs that not all the rows see, what a row does not see is masked.
  */
 #include <float.h>
 #include <immintrin.h>
@@ -20,8 +20,8 @@
 enum {
     ROWS = 6,    /* of a block, in which all rows share what is loaded */
     QK_ROWS = 8, /* of qk with few rows */
-    FEW = 12,    /* up to so many rows memory is what one waits for */
-    PAIRS = PAGED_TILE / 2
+    PAIRS = PAGED_TILE / 2,
+    P_BYTES = PAGED_ATTN_STEP * 2
 };
 
 #define INLINE static inline __attribute__((always_inline))
@@ -74,32 +74,16 @@ INLINE void fetch_stream(const stream *f, int64_t at) {
     _mm_prefetch((const char *)f->far + at, _MM_HINT_T0);
 }
 
-/* With many rows there is time: the loops of all blocks share the work, so that the memory has something to
- * do all the time. A loop over pairs then brings in `rate` lines each turn, from `from[c]` on in quarter c.
- */
-typedef struct share {
-    const uint8_t *from[4];
-    int32_t rate;
-} share;
-
-INLINE const uint8_t *fetch_lines(const share *f, const uint8_t *next) {
-    for (int32_t x = 0; x < f->rate; x++, next += 64) _mm_prefetch((const char *)next, _MM_HINT_T0);
-    return next;
-}
-
-/* The part of loop `index` of n in bringing in 4 tiles; a quarter of the loop has quarter_turns turns. The
- * loops share the work, so that the memory has something to do all the time. */
-INLINE share share_of(const void *const *tiles, int64_t tile_lines, int32_t index, int32_t n,
-                      int64_t quarter_turns) {
-    int32_t parts = n == 1 ? 1 : n <= 3 ? 2 : 4; /* of a tile, each for a quarter of a loop */
-    int64_t part_lines = (tile_lines + parts - 1) / parts;
-    share f = {.rate = (int32_t)((part_lines + quarter_turns - 1) / quarter_turns)};
-    if (4 * index >= parts * PAGED__STEP_TILES) return (share){.rate = 0};
-    for (int32_t c = 0; c < 4; c++) {
-        int32_t part = 4 * index + c;
-        f.from[c] = (const uint8_t *)tiles[part / parts] + part % parts * part_lines * 64;
+/* With many rows there is time: the blocks of rows share the lines of 4 tiles. This is part `part` of n. */
+INLINE void bring(const void *const *tiles, int64_t tile_lines, int32_t part, int32_t n_parts) {
+    int64_t n = PAGED__STEP_TILES * tile_lines, at = n * part / n_parts, end = n * (part + 1) / n_parts;
+    for (int64_t stop; at < end; at = stop) {
+        const uint8_t *tile = tiles[at / tile_lines];
+        int64_t before = at / tile_lines * tile_lines;
+        stop = PAGED_MIN(before + tile_lines, end);
+        for (int64_t i = at - before; i < stop - before; i++)
+            _mm_prefetch((const char *)tile + i * 64, _MM_HINT_T0);
     }
-    return f;
 }
 
 INLINE int64_t k_tile_lines(const paged__step *step) {
@@ -108,6 +92,16 @@ INLINE int64_t k_tile_lines(const paged__step *step) {
 
 INLINE int64_t v_tile_lines(const paged__step *step) {
     return (step->head_dim_v + 1) / 2;
+}
+
+/* ---- blocks of rows, where they are many ---- */
+
+INLINE int32_t n_blocks(const paged__step *step) {
+    return (step->n_rows + ROWS - 1) / ROWS;
+}
+
+INLINE int32_t block_row(const paged__step *step, int32_t block) {
+    return step->n_rows * block / n_blocks(step);
 }
 
 /* ---- scores ---- */
@@ -124,8 +118,8 @@ INLINE void qk_pair(__m512 acc[ROWS][4], const uint8_t *q, int64_t q_stride, con
 }
 
 /* Many rows: the tiles first_tile … first_tile + n_tiles - 1. */
-INLINE void qk_tiles(const paged__step *step, const share *f, int32_t first_row, int32_t first_tile,
-                     const int n_rows, const int n_tiles) {
+INLINE void qk_tiles(const paged__step *step, int32_t first_row, int32_t first_tile, const int n_rows,
+                     const int n_tiles) {
     const uint8_t *q = step->q + first_row * step->q_stride, *k[4];
     const int64_t q_stride = step->q_stride;
     __m512 acc[ROWS][4];
@@ -133,15 +127,8 @@ INLINE void qk_tiles(const paged__step *step, const share *f, int32_t first_row,
     UNROLL for (int r = 0; r < n_rows; r++) {
         UNROLL for (int j = 0; j < n_tiles; j++) acc[r][j] = _mm512_setzero_ps();
     }
-    int64_t end = k_tile_lines(step) * 64, quarter = (k_tile_lines(step) + 3) / 4 * 64, at = 0;
-    for (int32_t c = 0; c < 4 && f->rate > 0; c++) {
-        const uint8_t *next = f->from[c];
-        for (int64_t stop = PAGED_MIN(at + quarter, end); at < stop; at += 64, q += 4) {
-            next = fetch_lines(f, next);
-            qk_pair(acc, q, q_stride, k, at, n_rows, n_tiles);
-        }
-    }
-    for (; at < end; at += 64, q += 4) qk_pair(acc, q, q_stride, k, at, n_rows, n_tiles);
+    for (int64_t at = 0, end = k_tile_lines(step) * 64; at < end; at += 64, q += 4)
+        qk_pair(acc, q, q_stride, k, at, n_rows, n_tiles);
     float *s = step->s + first_row * PAGED_ATTN_STEP + first_tile * PAGED_TILE;
     UNROLL for (int r = 0; r < n_rows; r++) {
         UNROLL for (int j = 0; j < n_tiles; j++)
@@ -149,43 +136,44 @@ INLINE void qk_tiles(const paged__step *step, const share *f, int32_t first_row,
     }
 }
 
-INLINE void qk_rows(const paged__step *step, const share *f, int32_t r, const int n_rows) {
+INLINE void qk_rows(const paged__step *step, int32_t r, const int n_rows) {
     int32_t first = step->seen[r].first / PAGED_TILE, end = step->seen[r + n_rows - 1].end;
     switch ((end + PAGED_TILE - 1) / PAGED_TILE - first) {
     case 1:
-        qk_tiles(step, f, r, first, n_rows, 1);
+        qk_tiles(step, r, first, n_rows, 1);
         break;
     case 2:
-        qk_tiles(step, f, r, first, n_rows, 2);
+        qk_tiles(step, r, first, n_rows, 2);
         break;
     case 3:
-        qk_tiles(step, f, r, first, n_rows, 3);
+        qk_tiles(step, r, first, n_rows, 3);
         break;
     default:
-        qk_tiles(step, f, r, 0, n_rows, 4);
+        qk_tiles(step, r, 0, n_rows, 4);
         break;
     }
 }
 
-INLINE void qk_block(const paged__step *step, const share *f, int32_t r, int32_t n) {
+/* A block of rows. */
+INLINE void qk_block(const paged__step *step, int32_t r, int32_t n) {
     switch (n) {
     case 1:
-        qk_rows(step, f, r, 1);
+        qk_rows(step, r, 1);
         break;
     case 2:
-        qk_rows(step, f, r, 2);
+        qk_rows(step, r, 2);
         break;
     case 3:
-        qk_rows(step, f, r, 3);
+        qk_rows(step, r, 3);
         break;
     case 4:
-        qk_rows(step, f, r, 4);
+        qk_rows(step, r, 4);
         break;
     case 5:
-        qk_rows(step, f, r, 5);
+        qk_rows(step, r, 5);
         break;
     default:
-        qk_rows(step, f, r, 6);
+        qk_rows(step, r, 6);
         break;
     }
 }
@@ -246,33 +234,31 @@ static void qk_few(const paged__step *step) {
 }
 
 static void qk(const paged__step *step) {
-    if (step->n_rows <= FEW) {
+    if (step->n_rows <= PAGED__FEW_ROWS) {
         qk_few(step);
         return;
     }
-    int32_t n_blocks = (step->n_rows + ROWS - 1) / ROWS;
-    for (int32_t r = 0, n, block = 0; r < step->n_rows; r += n, block++) {
-        share f = share_of(step->k.next, k_tile_lines(step), block, n_blocks, (k_tile_lines(step) + 3) / 4);
-        n = (step->n_rows - r + n_blocks - block - 1) / (n_blocks - block);
-        qk_block(step, &f, r, n);
+    int32_t n = n_blocks(step);
+    for (int32_t block = 0; block < n; block++) {
+        bring(step->k.next, k_tile_lines(step), block, n);
+        qk_block(step, block_row(step, block), block_row(step, block + 1) - block_row(step, block));
     }
 }
 
 /* ---- weights ---- */
 
-/* 2^f = 1 + f * (C1 + f * (C2 + …)) for |f| ≤ 0.5, relative error 2.9e-6, little beside the 2^-8 of rounding
- * to bf16; fitted for the least maximum, and exact at 0. */
-#define C1 0.6931241750717163f
-#define C2 0.24024099111557007f
-#define C3 0.055906426161527634f
-#define C4 0.009582852944731712f
+/* 2^f = 1 + f * (C1 + f * (C2 + …)) for |f| ≤ 0.5, relative error 1.0e-4, little beside the 2^-8 of rounding
+ * to bf16; fitted for the least maximum, and exact at 0. Products keep the vector units busy (two a cycle, also
+ * beside additions, on Zen 5), so each instruction here costs time. */
+#define C1 0.69328290f
+#define C2 0.24221095f
+#define C3 0.055008933f
 
 /* exp2 for x ≤ 8; zero below PAGED__EXP2_MIN and where `mask` is not set; NaN is kept. */
 INLINE __m512 exp2_ps(__m512 x, __mmask16 mask) {
     __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 f = _mm512_sub_ps(x, n);
-    __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(C4), _mm512_set1_ps(C3));
-    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(C2));
+    __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(C3), _mm512_set1_ps(C2));
     p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(C1));
     p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(1.0f));
     mask = _mm512_mask_cmp_ps_mask(mask, x, _mm512_set1_ps(PAGED__EXP2_MIN), _CMP_NLT_UQ);
@@ -310,10 +296,13 @@ INLINE void softmax_row(uint8_t *p, const float *s, uint64_t mask, float *l, flo
     _mm512_storeu_ps(l, sum);
 }
 
-static void softmax(const paged__step *step) {
-    for (int32_t r = 0; r < step->n_rows; r++) {
-        paged__range seen = step->seen[r];
-        uint64_t mask = ~(uint64_t)0 >> (PAGED_ATTN_STEP - seen.end) & ~(uint64_t)0 << seen.first;
+INLINE uint64_t seen_mask(paged__range seen) {
+    return ~(uint64_t)0 >> (PAGED_ATTN_STEP - seen.end) & ~(uint64_t)0 << seen.first;
+}
+
+INLINE void softmax_rows(const paged__step *step, int32_t r, int32_t end) {
+    for (; r < end; r++) {
+        uint64_t mask = seen_mask(step->seen[r]);
         uint8_t *p = step->p + r * step->p_stride;
         const float *s = step->s + r * PAGED_ATTN_STEP;
         float *l = step->l + r * PAGED__L_LANES, *o = step->o + r * step->o_stride;
@@ -322,6 +311,10 @@ static void softmax(const paged__step *step) {
         else
             softmax_row(p, s, mask, l, o, step->o_floats);
     }
+}
+
+static void softmax(const paged__step *step) {
+    softmax_rows(step, 0, step->n_rows);
 }
 
 /* ---- values ---- */
@@ -355,27 +348,52 @@ INLINE void store_rows(const paged__step *step, __m512 acc[ROWS][8], int32_t fir
     }
 }
 
-/* Many rows: the pairs i0 … i1 - 1 of the step, all of them seen by all rows; elements from d on. */
-INLINE void pv_pairs(const paged__step *step, const share *f, int32_t first_row, int32_t i0, int32_t i1,
-                     int64_t d, __mmask16 mask, const int n_rows, const int n_vecs) {
-    const uint8_t *p = step->p + first_row * step->p_stride + i0 * 4;
-    int64_t pair_bytes = step->head_dim_v * (int64_t)4, p_stride = step->p_stride;
-    __m512 acc[ROWS][8];
-    load_rows(step, acc, first_row, d, n_rows, n_vecs);
-    for (int64_t i = i0; i < i1;) {
-        int64_t tile = i / PAIRS, end = PAGED_MIN((tile + 1) * PAIRS, (int64_t)i1);
-        const uint8_t *v = (const uint8_t *)step->v.at[tile] + i % PAIRS * pair_bytes + d * 4,
-                      *next = f->from[tile];
-        if (f->rate == 0 && end - i == PAIRS) {
-            UNROLL for (int n = 0; n < PAIRS; n++, v += pair_bytes, p += 4)
-                pv_pair(acc, p, p_stride, v, mask, n_rows, n_vecs);
-            i = end;
-        }
-        for (; i < end; i++, v += pair_bytes, p += 4) {
-            next = fetch_lines(f, next);
-            pv_pair(acc, p, p_stride, v, mask, n_rows, n_vecs);
+/* The same, each row with the tokens that it sees of pair i of the step: others are not multiplied. */
+INLINE void pv_pair_edge(__m512 acc[ROWS][8], const uint8_t *p, const paged__range *seen, int32_t i,
+                         const uint8_t *v, __mmask16 mask, const int n_rows, const int n_vecs) {
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        __mmask32 tokens = (uint32_t)(seen_mask(seen[r]) >> 2 * i & 3) * 0x55555555u;
+        __m512i weights = broadcast_pair(p + r * P_BYTES);
+        UNROLL for (int j = 0; j < n_vecs; j++) {
+            __m512i pairs = _mm512_maskz_loadu_epi32(j == n_vecs - 1 ? mask : 0xffff, v + j * 64);
+            acc[r][j] = dot(acc[r][j], weights, _mm512_maskz_mov_epi16(tokens, pairs));
         }
     }
+}
+
+/* Many rows: pairs of tokens, of which some of the rows see some from `low` on and before `high`, and all
+ * rows all from `first` on and before `end`. */
+typedef struct pair_range {
+    int32_t low, first, end, high;
+} pair_range;
+
+INLINE pair_range pairs_of(const paged__range *seen, int32_t n_rows) {
+    int32_t last = n_rows - 1, first = (seen[last].first + 1) / 2;
+    return (pair_range){seen[0].first / 2, first, PAGED_MAX(seen[0].end / 2, first),
+                        (seen[last].end + 1) / 2};
+}
+
+INLINE const uint8_t *v_at(const paged__step *step, int32_t i, int64_t d) {
+    return (const uint8_t *)step->v.at[i / PAIRS] + (i % PAIRS * (int64_t)step->head_dim_v + d) * 4;
+}
+
+/* Many rows: elements from d on. */
+INLINE void pv_pass(const paged__step *step, pair_range pairs, int32_t first_row, int64_t d, __mmask16 mask,
+                    const int n_rows, const int n_vecs) {
+    const uint8_t *p = step->p + first_row * P_BYTES;
+    const paged__range *seen = step->seen + first_row;
+    int64_t pair_bytes = step->head_dim_v * (int64_t)4;
+    int32_t i = pairs.low;
+    __m512 acc[ROWS][8];
+    load_rows(step, acc, first_row, d, n_rows, n_vecs);
+    for (; i < pairs.first; i++)
+        pv_pair_edge(acc, p + i * 4, seen, i, v_at(step, i, d), mask, n_rows, n_vecs);
+    while (i < pairs.end) {
+        const uint8_t *v = v_at(step, i, d);
+        for (int32_t stop = PAGED_MIN((i / PAIRS + 1) * PAIRS, pairs.end); i < stop; i++, v += pair_bytes)
+            pv_pair(acc, p + i * 4, P_BYTES, v, mask, n_rows, n_vecs);
+    }
+    for (; i < pairs.high; i++) pv_pair_edge(acc, p + i * 4, seen, i, v_at(step, i, d), mask, n_rows, n_vecs);
     store_rows(step, acc, first_row, d, n_rows, n_vecs);
 }
 
@@ -405,46 +423,42 @@ INLINE __mmask16 mask_at(int32_t dv, int32_t d) {
     return (__mmask16)(0xffffu >> (16 - PAGED_MIN(dv - d, 16)));
 }
 
-INLINE void pv_dims(const paged__step *step, int32_t block, int32_t n_blocks, int32_t r, int32_t i0,
-                    int32_t i1, const int n_rows) {
-    const __mmask16 all = 0xffff;
-    int32_t dv = step->head_dim_v, n_passes = 0, pass = block;
-    for (int32_t d = 0; d < dv; d += 16 * pass_vecs(dv - d, n_rows)) n_passes++;
-    /* Passes are numbered across blocks first, since the last block may have other passes than the first. */
-    for (int32_t d = 0, n; d < dv; d += 16 * n, pass += n_blocks) {
-        share f = share_of(step->v.next, v_tile_lines(step), pass, n_passes * n_blocks, PAIRS);
+INLINE void pv_rows(const paged__step *step, int32_t r, const int n_rows) {
+    pair_range pairs = pairs_of(step->seen + r, n_rows);
+    int32_t dv = step->head_dim_v;
+    for (int32_t d = 0, n; d < dv; d += 16 * n) {
         n = pass_vecs(dv - d, n_rows);
         if (n_rows <= 3 && n == 8)
-            pv_pairs(step, &f, r, i0, i1, d, all, n_rows, 8);
+            pv_pass(step, pairs, r, d, 0xffff, n_rows, 8);
         else if (n == 4)
-            pv_pairs(step, &f, r, i0, i1, d, all, n_rows, 4);
+            pv_pass(step, pairs, r, d, 0xffff, n_rows, 4);
         else if (n == 2)
-            pv_pairs(step, &f, r, i0, i1, d, all, n_rows, 2);
+            pv_pass(step, pairs, r, d, 0xffff, n_rows, 2);
         else
-            pv_pairs(step, &f, r, i0, i1, d, mask_at(dv, d), n_rows, 1);
+            pv_pass(step, pairs, r, d, mask_at(dv, d), n_rows, 1);
     }
 }
 
-INLINE void pv_block(const paged__step *step, int32_t block, int32_t n_blocks, int32_t r, int32_t n,
-                     int32_t i0, int32_t i1) {
+/* A block of rows; only the last rows of few are less than 4. */
+INLINE void pv_block(const paged__step *step, int32_t r, int32_t n) {
     switch (n) {
     case 1:
-        pv_dims(step, block, n_blocks, r, i0, i1, 1);
+        pv_rows(step, r, 1);
         break;
     case 2:
-        pv_dims(step, block, n_blocks, r, i0, i1, 2);
+        pv_rows(step, r, 2);
         break;
     case 3:
-        pv_dims(step, block, n_blocks, r, i0, i1, 3);
+        pv_rows(step, r, 3);
         break;
     case 4:
-        pv_dims(step, block, n_blocks, r, i0, i1, 4);
+        pv_rows(step, r, 4);
         break;
     case 5:
-        pv_dims(step, block, n_blocks, r, i0, i1, 5);
+        pv_rows(step, r, 5);
         break;
     default:
-        pv_dims(step, block, n_blocks, r, i0, i1, 6);
+        pv_rows(step, r, 6);
         break;
     }
 }
@@ -537,31 +551,41 @@ static void pv_few(const paged__step *step) {
 }
 
 static void pv(const paged__step *step) {
-    if (step->n_rows <= FEW) {
+    if (step->n_rows <= PAGED__FEW_ROWS) {
         pv_few(step);
         return;
     }
-    int32_t n_blocks = (step->n_rows + ROWS - 1) / ROWS;
-    for (int32_t r = 0, n, block = 0; r < step->n_rows; r += n, block++) {
-        const paged__range *seen = step->seen;
-        n = (step->n_rows - r + n_blocks - block - 1) / (n_blocks - block);
-        /* The pairs that all rows see whole. */
-        int32_t first = (seen[r + n - 1].first + 1) / 2, end = PAGED_MAX(seen[r].end / 2, first);
-        for (int32_t i = r; i < r + n; i++)
-            if (seen[i].first < 2 * first)
-                pv_edge(step, i, seen[i].first / 2, PAGED_MIN(first, (seen[i].end + 1) / 2));
-        if (first < end) pv_block(step, block, n_blocks, r, n, first, end);
-        for (int32_t i = r; i < r + n; i++)
-            if (seen[i].end > 2 * end) pv_edge(step, i, end, (seen[i].end + 1) / 2);
+    int32_t n = n_blocks(step);
+    for (int32_t block = 0; block < n; block++) {
+        bring(step->v.next, v_tile_lines(step), block, n);
+        pv_block(step, block_row(step, block), block_row(step, block + 1) - block_row(step, block));
+    }
+}
+
+/* ---- all three, of many rows ---- */
+
+/* Scores are a block ahead, so that the processor, which looks some hundred instructions ahead, is not held up
+ * by the weights that follow from them. K and V stay in L1 all the time. */
+static void attend(const paged__step *step) {
+    int32_t n = n_blocks(step), r = 0, next = block_row(step, 1);
+    qk_block(step, 0, next);
+    for (int32_t block = 0, after; block < n; block++, r = next, next = after) {
+        after = block + 1 < n ? block_row(step, block + 2) : next;
+        softmax_rows(step, r, next);
+        bring(step->k.next, k_tile_lines(step), block, n);
+        if (after > next) qk_block(step, next, after - next);
+        bring(step->v.next, v_tile_lines(step), block, n);
+        pv_block(step, r, next - r);
     }
 }
 
 const paged__type_kernels paged__avx512_bf16_bf16 = {.q_bytes = q_bytes,
-                                                     .p_bytes = PAGED_ATTN_STEP * 2,
+                                                     .p_bytes = P_BYTES,
                                                      .load_q = load_q,
                                                      .qk = qk,
                                                      .softmax = softmax,
                                                      .pv = pv,
+                                                     .attend = attend,
                                                      .pack_k = paged__pack_k_bf16_avx512,
                                                      .pack_v = paged__pack_v_bf16_avx512,
                                                      .to_f32 = paged__to_f32_bf16_avx512,
