@@ -1,6 +1,6 @@
 /* Goal: what somebody holds stays where it is and what it is, whatever happens to the cache. Method: the
- * bytes and tokens of held entries are compared after each step of a random life of the cache around them; the
- * check of every invariant counts the holds. */
+ * bytes and tokens of held entries are compared after each step of a random life of the cache around them;
+ * the check of every invariant counts the holds. */
 #include "mem/mem.h"
 #include "test.h"
 
