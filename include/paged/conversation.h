@@ -95,6 +95,17 @@ PAGED_API void paged_conversation_get_info(const paged_conversation *conversatio
 PAGED_API paged_status paged_conversation_turn(const paged_conversation *conversation, int32_t turn,
                                                int32_t *first, int32_t *n);
 
+/* All its tokens, a turn that has begun included; borrowed until it changes. */
+PAGED_API const int32_t *paged_conversation_tokens(const paged_conversation *conversation, int32_t *n);
+
+/* The tokens of another conversation with the same model and system message, with those of each of its turns
+ * (paged_conversation_turn), which had all ended: they are kept as they are, so that what was computed of
+ * them is found. For one that has no turns. Errors: INVALID_ARG (it has turns, the tokens begin with
+ * another system message, do not add up, or are none of the model's), TOO_LONG (max_tokens), NO_MEMORY. */
+PAGED_API paged_status paged_conversation_restore(paged_conversation *conversation, const int32_t *tokens,
+                                                  int32_t n_tokens, const int32_t *turns, int32_t n_turns,
+                                                  paged_error *err);
+
 #ifdef __cplusplus
 }
 #endif

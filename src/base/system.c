@@ -15,6 +15,14 @@ static int real_stat_at(int dir, const char *name, struct stat *out) {
     return fstatat(dir, name, out, AT_SYMLINK_NOFOLLOW);
 }
 
+static int real_allocate(int fd, off_t offset, off_t n_bytes) {
+    return fallocate(fd, 0, offset, n_bytes);
+}
+
+static int real_start_sync(int fd, off_t offset, off_t n_bytes) {
+    return sync_file_range(fd, offset, n_bytes, SYNC_FILE_RANGE_WRITE);
+}
+
 static int real_rename(int dir, const char *from, const char *to) {
     return renameat(dir, from, dir, to);
 }
@@ -31,6 +39,8 @@ const paged__system_calls paged__system_real = {.open = real_open,
                                                 .mkdir = mkdirat,
                                                 .readv = preadv,
                                                 .writev = pwritev,
+                                                .allocate = real_allocate,
+                                                .start_sync = real_start_sync,
                                                 .sync_data = fdatasync,
                                                 .sync = fsync,
                                                 .truncate = ftruncate,

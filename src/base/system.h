@@ -17,8 +17,11 @@ typedef struct paged__system_calls {
     int (*mkdir)(int dir, const char *name, mode_t mode);
     ssize_t (*readv)(int fd, const struct iovec *parts, int n_parts, off_t offset);
     ssize_t (*writev)(int fd, const struct iovec *parts, int n_parts, off_t offset);
-    int (*sync_data)(int fd); /* fdatasync */
-    int (*sync)(int fd);      /* fsync, of directories */
+    int (*allocate)(int fd, off_t offset, off_t n_bytes); /* fallocate: the size follows */
+    int (*start_sync)(int fd, off_t offset,
+                      off_t n_bytes); /* a hint: begin to write these bytes to the disk */
+    int (*sync_data)(int fd);         /* fdatasync */
+    int (*sync)(int fd);              /* fsync, of directories */
     int (*truncate)(int fd, off_t size);
     int (*stat)(int fd, struct stat *out);
     int (*stat_at)(int dir, const char *name, struct stat *out); /* does not follow links */

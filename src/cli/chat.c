@@ -17,6 +17,7 @@
 #include <wchar.h>
 
 #include "base/base.h"
+#include "cli/chat_notes.h"
 #include "cli/cli.h"
 #include "cli/plan.h"
 #include "cli/session.h"
@@ -25,8 +26,8 @@
 enum { HISTORY_MAX = 1000, KEEP_SINK_TOKENS = 1 << 16 };
 
 typedef struct chat_options {
-    const char *model, *system;
-    bool stats, quiet, no_history, keep_sink;
+    const char *model, *system, *id;
+    bool resume, list, stats, quiet, no_history, keep_sink;
     int32_t log_level, history;
     paged__sampling_options sampling;
     paged__memory_options memory;
@@ -45,6 +46,11 @@ static const paged__option options_table[] = {
     {PAGED__OPTION_FLAG, 0, "keep-sink", NULL, AT(keep_sink), 0, 0, NULL,
      "a full context drops its middle instead of ending the answer,\nand the history is cut anywhere: an "
      "approximation"},
+    {.kind = PAGED__OPTION_HEADING, .name = "Conversations that are kept, with --store or --redis"},
+    {PAGED__OPTION_FLAG, 0, "resume", NULL, AT(resume), 0, 0, NULL,
+     "go on with the one that changed last, or with the one of ID"},
+    {PAGED__OPTION_OPERAND, 0, "ID", NULL, AT(id), 0, 0, NULL, "of --resume, as --list says"},
+    {PAGED__OPTION_FLAG, 0, "list", NULL, AT(list), 0, 0, NULL, "list them and end"},
     {.kind = PAGED__OPTION_HEADING, .name = "Generation"},
     PAGED__SAMPLING_ROWS(chat_options, sampling),
     {.kind = PAGED__OPTION_HEADING, .name = "Memory and threads"},
@@ -71,7 +77,10 @@ typedef struct chat {
     char *line; /* of getline(); owned */
     size_t line_capacity;
     paged_conversation *talk;
+    paged__chat_note note;
+    json_t *system;        /* of a conversation that is resumed; options.system is its text */
     paged__buffer message; /* a line with a 0 behind it */
+    paged__buffer text;    /* of an answer, as far as it is to be kept */
     paged_output last;     /* of the last answer; its pointers are not used */
     bool answered;
 } chat;
@@ -266,6 +275,8 @@ static int generate(chat *c, uint64_t id) {
             paged__term_clear(&s->cli->term);
             newline = out->text[out->text_len - 1] == '\n';
             paged__out_write(s->cli, out->text, out->text_len);
+            if (c->note.note && !paged__buffer_append(&c->text, out->text, out->text_len))
+                return no_memory(c);
             if (!paged__out_flush(s->cli)) return PAGED__EXIT_ERROR; /* told by paged__out_end() */
         }
         if (out->finish == PAGED_FINISH_NONE) continue;
@@ -312,12 +323,15 @@ static int answer(chat *c, const char *line, size_t len) {
     uint64_t id;
     if (submit(c, line, len, &id) != PAGED__EXIT_OK) return PAGED__EXIT_OK;
     paged__interrupt_watch(c->session.engine, id);
+    c->text.len = 0;
     const int code = generate(c, id);
     paged__interrupt_watch(NULL, 0);
     paged__interrupt_taken();
     paged_engine_release(c->session.engine, id);
     if (code != PAGED__EXIT_OK) return code;
     c->answered = true;
+    paged__chat_note_add(c->session.cli, &c->note, c->talk, c->message.data, c->text.data ? c->text.data : "",
+                         c->text.len);
     tell_end(c);
     return PAGED__EXIT_OK;
 }
@@ -341,7 +355,9 @@ static bool command(chat *c, const char *line, size_t len) {
     snprintf(word, sizeof word, "%.*s", (int)len, line);
     if (strcmp(word, "/quit") == 0 || strcmp(word, "/exit") == 0) return false;
     if (strcmp(word, "/clear") == 0) {
-        if (begin(c) == PAGED__EXIT_OK) fputs("(a new conversation)\n", stderr);
+        if (begin(c) == PAGED__EXIT_OK &&
+            paged__chat_note_begin(c->session.cli, &c->note, c->options.system) == PAGED__EXIT_OK)
+            fputs("(a new conversation)\n", stderr);
     } else if (sscanf(word, "/drop %d%c", &n_turns, &rest) == 1 && n_turns > 0) {
         drop(c, n_turns);
     } else if (strncmp(word, "/drop", 5) == 0 && (word[5] == 0 || word[5] == ' ')) {
@@ -377,6 +393,49 @@ static int talk(chat *c) {
     return code;
 }
 
+/* ---- conversations that are kept ---- */
+
+static int list(paged__cli *cli, const chat_options *o) {
+    paged__places places;
+    int code = paged__places_open(cli, &o->places, &places);
+    if (code == PAGED__EXIT_OK && !places.has_notes)
+        code = paged__usage_error(cli, "--list needs the place where conversations are kept: --store");
+    else if (code == PAGED__EXIT_OK)
+        code = paged__chat_note_list(cli, &places.notes);
+    paged__places_close(&places);
+    return code;
+}
+
+/* Shows what was said last, so that one knows where one is. */
+static void tell_resumed(const chat *c) {
+    paged_conversation_info talk;
+    paged_conversation_get_info(c->talk, &talk);
+    if (!c->options.quiet)
+        fprintf(stderr, "(%d turn%s, %d tokens of an earlier conversation)\n", talk.n_turns,
+                talk.n_turns == 1 ? "" : "s", talk.n_tokens);
+}
+
+static int begin_or_resume(chat *c) {
+    chat_options *o = &c->options;
+    paged__cli *cli = c->session.cli;
+    if (c->session.places.has_notes) c->note.notes = &c->session.places.notes;
+    if (!o->resume) {
+        const int code = begin(c);
+        return code == PAGED__EXIT_OK ? paged__chat_note_begin(cli, &c->note, o->system) : code;
+    }
+    if (o->system) return paged__usage_error(cli, "--resume goes on with the system message that there is");
+    int code = paged__chat_note_open(cli, &c->note, o->id);
+    if (code != PAGED__EXIT_OK) return code;
+    /* The note may be another one's by the time that /clear begins a new conversation. */
+    const char *system = paged__chat_note_system(&c->note);
+    c->system = system ? json_string(system) : NULL;
+    o->system = json_string_value(c->system);
+    code = begin(c);
+    if (code == PAGED__EXIT_OK) code = paged__chat_note_restore(cli, &c->note, c->talk);
+    if (code == PAGED__EXIT_OK) tell_resumed(c);
+    return code;
+}
+
 static int chat_command(paged__cli *cli, int argc, char **argv) {
     static const chat_options defaults = {.sampling = PAGED__SAMPLING_DEFAULTS,
                                           .memory = PAGED__MEMORY_DEFAULTS,
@@ -387,6 +446,8 @@ static int chat_command(paged__cli *cli, int argc, char **argv) {
     int code;
     if (!paged__args_parse(cli, &paged__command_chat, argc, argv, o, &code)) return code;
     cli->quiet = o->quiet;
+    if (o->id && !o->resume) return paged__usage_error(cli, "'%s': an ID goes with --resume", o->id);
+    if (o->list) return list(cli, o);
     if (o->log_level < 0) o->log_level = o->quiet ? PAGED_LOG_ERROR : PAGED_LOG_WARN;
     paged__log_to_stderr(cli, (paged_log_level)o->log_level);
     paged__interrupt_catch(cli);
@@ -395,7 +456,7 @@ static int chat_command(paged__cli *cli, int argc, char **argv) {
         code = paged__error(
             cli, "this model has no chat template, so it cannot hold a conversation; see paged run");
     if (code == PAGED__EXIT_OK) code = paged__session_start(&c.session, &o->memory, 1, &o->places);
-    if (code == PAGED__EXIT_OK) code = begin(&c);
+    if (code == PAGED__EXIT_OK) code = begin_or_resume(&c);
     if (code == PAGED__EXIT_OK) {
         paged_engine_info info;
         paged_engine_get_info(c.session.engine, &info);
@@ -407,8 +468,11 @@ static int chat_command(paged__cli *cli, int argc, char **argv) {
         close_editor(&c);
     }
     paged_conversation_free(c.talk);
+    paged__chat_note_free(&c.note);
+    json_decref(c.system);
     paged__session_close(&c.session);
     paged__buffer_free(&c.message);
+    paged__buffer_free(&c.text);
     free(c.line);
     return code;
 }

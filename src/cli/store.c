@@ -177,7 +177,8 @@ static int check_store(store_command *c) {
                           paged__size((size_t)report.bytes).text);
     if (report.n_damaged == 0) return code;
     return paged__error(
-        c->cli, "%" PRId64 " records are damaged%s", report.n_damaged,
+        c->cli, "damaged: %" PRId64 " of %" PRId64 " records%s", report.n_damaged,
+        report.n_damaged + report.n_records,
         access(c->options.dir, W_OK) == 0 ? "; they went, and copies of up to 16 are in quarantine" : "");
 }
 
@@ -220,7 +221,8 @@ static int export_store(store_command *c) {
     if (status) return told(c, &err);
     const int code = tell_report(c, "into", &report);
     if (report.n_damaged == 0) return code;
-    return paged__error(c->cli, "%" PRId64 " records are damaged and not in the file", report.n_damaged);
+    return paged__error(c->cli, "damaged: %" PRId64 " of %" PRId64 " records, which are not in the file",
+                        report.n_damaged, report.n_damaged + report.n_records);
 }
 
 static int import_store(store_command *c) {

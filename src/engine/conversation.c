@@ -256,6 +256,50 @@ paged_status paged_conversation_add_turn(paged_conversation *c, const char *user
     return s;
 }
 
+static paged_status check_restored(const paged_conversation *c, const int32_t *tokens, int32_t n_tokens,
+                                   const int32_t *turns, int32_t n_turns, paged_error *err) {
+    paged_model_info info;
+    if (!c || n_tokens < 0 || n_turns < 0 || (n_tokens && !tokens) || (n_turns && !turns))
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "conversation or a list is NULL, or a count negative");
+    if (c->n_turns) return paged__fail(err, PAGED_ERR_INVALID_ARG, "it has %d turns already", c->n_turns);
+    if (n_tokens < c->n_head ||
+        (c->n_head && memcmp(tokens, c->all.tokens, (size_t)c->n_head * sizeof *tokens) != 0))
+        return paged__fail(err, PAGED_ERR_INVALID_ARG,
+                           "%d tokens that do not begin with the %d of the system message", n_tokens,
+                           c->n_head);
+    int64_t sum = c->n_head;
+    for (int32_t i = 0; i < n_turns; i++) {
+        if (turns[i] < 1)
+            return paged__fail(err, PAGED_ERR_INVALID_ARG, "turn %d has %d tokens", i, turns[i]);
+        sum += turns[i];
+    }
+    if (sum != n_tokens)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "%d tokens, but %lld in the turns", n_tokens,
+                           (long long)sum);
+    paged_model_get_info(c->model, &info);
+    for (int32_t i = 0; i < n_tokens; i++)
+        if (tokens[i] < 0 || tokens[i] >= info.n_vocab)
+            return paged__fail(err, PAGED_ERR_INVALID_ARG, "token %d is %d; the model has %d", i, tokens[i],
+                               info.n_vocab);
+    if (c->config.max_tokens && n_tokens > c->config.max_tokens)
+        return paged__fail(err, PAGED_ERR_TOO_LONG, "%d tokens; the conversation may have %d", n_tokens,
+                           c->config.max_tokens);
+    return PAGED_OK;
+}
+
+paged_status paged_conversation_restore(paged_conversation *c, const int32_t *tokens, int32_t n_tokens,
+                                        const int32_t *turns, int32_t n_turns, paged_error *err) {
+    const paged_status s = check_restored(c, tokens, n_tokens, turns, n_turns, err);
+    if (s) return s;
+    if (!grow(&c->turns, 0, &c->capacity, n_turns) ||
+        !grow(&c->all.tokens, c->all.n, &c->all.capacity, n_tokens - c->n_head))
+        return no_memory(err);
+    append(&c->all, tokens + c->n_head, n_tokens - c->n_head);
+    if (n_turns) memcpy(c->turns, turns, (size_t)n_turns * sizeof *turns);
+    c->n_turns = n_turns;
+    return PAGED_OK;
+}
+
 static paged_status check_begun(const paged_conversation *c, paged_error *err) {
     if (!c) return paged__fail(err, PAGED_ERR_INVALID_ARG, "conversation is NULL");
     return c->begun ? PAGED_OK : paged__fail(err, PAGED_ERR_INVALID_ARG, "no turn has begun");
@@ -298,6 +342,11 @@ void paged_conversation_undo(paged_conversation *c) {
 }
 
 /* ---- facts ---- */
+
+const int32_t *paged_conversation_tokens(const paged_conversation *c, int32_t *n) {
+    *n = c->all.n;
+    return c->all.tokens;
+}
 
 void paged_conversation_get_info(const paged_conversation *c, paged_conversation_info *out) {
     *out = c->info;

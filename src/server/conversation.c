@@ -19,7 +19,8 @@
  * balancer sees to it (docs/stores.md), and the last one to write has written.
  *
  * A note is {"paged": 1, "id", "created_at", "updated_at", "title", "pinned", "expires_at", "cache_salt",
- * "messages"}. It is no more believed than a client is.
+ * "messages", "tokens", "tokens_at"}: the tokens of the first tokens_at messages as they were computed, which
+ * their text need not give again. It is no more believed than a client is.
  */
 #include "server/conversation.h"
 
@@ -344,6 +345,36 @@ static void on_kept(paged__server *s, visit *v) {
     if (g) paged__generation_end(g, status ? &err : NULL);
 }
 
+static void add_tokens(json_t *list, const int32_t *tokens, int32_t n) {
+    for (int32_t i = 0; i < n; i++) json_array_append_new(list, json_integer(tokens[i]));
+}
+
+/* The tokens of all messages that there are, so that the next turn begins with them. */
+static void keep_tokens(json_t *note, const paged__generation *g) {
+    const int32_t *prompt, *answer;
+    int32_t n_prompt, n_answer;
+    json_t *list = json_array();
+    paged__generation_tokens(g, &prompt, &n_prompt, &answer, &n_answer);
+    add_tokens(list, prompt, n_prompt);
+    add_tokens(list, answer, n_answer);
+    json_object_set_new(note, "tokens", list);
+    json_object_set_new(note, "tokens_at",
+                        json_integer((json_int_t)json_array_size(json_object_get(note, "messages"))));
+    json_object_del(note, "turns"); /* of paged chat, which writes other tokens */
+}
+
+/* Those tokens, if they are of all messages that there are; owned by the caller. NULL: there are none. */
+static int32_t *known_tokens(const json_t *note, int32_t *n) {
+    const json_t *list = json_object_get(note, "tokens");
+    paged_error err;
+    int32_t *tokens = NULL;
+    if (json_integer_value(json_object_get(note, "tokens_at")) !=
+            (json_int_t)json_array_size(json_object_get(note, "messages")) ||
+        !paged__openai_tokens(list, "tokens", &tokens, n, &err))
+        return NULL;
+    return tokens;
+}
+
 /* The answer is there; its end is told when it has been kept. */
 static bool on_answered(paged__server *s, void *user, const char *text, size_t len, paged__generation *g) {
     visit *v = user;
@@ -351,6 +382,7 @@ static bool on_answered(paged__server *s, void *user, const char *text, size_t l
     json_array_extend(messages, v->said);
     json_array_append_new(
         messages, json_pack("{s:s, s:o}", "role", "assistant", "content", paged__json_text(text, len)));
+    keep_tokens(v->note, g);
     v->generation = g;
     save(s, v, on_kept);
     return true;
@@ -408,7 +440,11 @@ static void add_turn(paged__server *s, visit *v) {
     v->conn = NULL; /* its work is the generation now */
     conn->work = NULL;
     conn->on_gone = NULL;
-    paged__generate(conn, body, true, &(paged__ending){on_answered, on_turn_gone, v});
+    paged__ending ending = {.done = on_answered, .gone = on_turn_gone, .user = v};
+    int32_t *known = known_tokens(v->note, &ending.n_known);
+    ending.known = known;
+    paged__generate(conn, body, true, &ending);
+    paged__free(known);
 }
 
 /* ---- the other changes ---- */
@@ -456,6 +492,7 @@ static void drop_turns(paged__server *s, visit *v) {
         do json_array_remove(messages, first);
         while (first < json_array_size(messages) && !is_role(json_array_get(messages, first), "user"));
     }
+    json_object_del(v->note, "tokens");
     save(s, v, tell_saved);
 }
 

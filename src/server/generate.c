@@ -42,6 +42,7 @@ struct generation {
     paged__buffer event; /* of a stream, used again and again */
     paged__buffer head;  /* what every chunk begins with */
     paged__ending ending;
+    paged__buffer made; /* int32_t: the tokens of the first answer, if somebody wants to know its ending */
 };
 
 /* ---- the table of answers ---- */
@@ -85,6 +86,7 @@ static void free_generation(generation *g) {
     paged__openai_free(&g->request);
     paged__buffer_free(&g->event);
     paged__buffer_free(&g->head);
+    paged__buffer_free(&g->made);
     json_decref(g->body);
     paged__free(g);
 }
@@ -271,6 +273,14 @@ static void end_badly(generation *g, int status, const char *code, const char *m
         paged__reply_error(conn, status, NULL, code, "%s", message);
 }
 
+void paged__generation_tokens(const generation *g, const int32_t **prompt, int32_t *n_prompt,
+                              const int32_t **answer, int32_t *n_answer) {
+    *prompt = g->request.prompts[0].tokens;
+    *n_prompt = g->request.prompts[0].n_tokens;
+    *answer = (const int32_t *)(const void *)g->made.data;
+    *n_answer = (int32_t)(g->made.len / sizeof **answer);
+}
+
 void paged__generation_end(generation *g, const paged_error *err) {
     g->ending = (paged__ending){0};
     if (err)
@@ -328,7 +338,10 @@ static bool take_news(paged__running *a) {
         if (!g->ending.done) a->answer.text.len = 0;
         a->answer.tokens.len = a->answer.logprobs.len = a->answer.top_logprobs.len = 0;
     }
-    if (!paged__openai_take(&a->answer, &g->request, &out)) {
+    const bool is_wanted = g->ending.done && a->index == 0;
+    if ((is_wanted &&
+         !paged__buffer_append(&g->made, out.tokens, (size_t)out.n_tokens * sizeof *out.tokens)) ||
+        !paged__openai_take(&a->answer, &g->request, &out)) {
         end_badly(g, 503, "no_memory", "no memory for the answer");
         return false;
     }
@@ -478,6 +491,8 @@ void paged__generate(paged__conn *conn, json_t *body, bool is_chat, const paged_
         paged__fail(&err, PAGED_ERR_UNSUPPORTED, "logprobs of an echoed prompt cannot be streamed");
         ok = false;
     }
+    if (ok && g->ending.n_known > 0)
+        paged__openai_splice(&s->world, &g->request.prompts[0], g->ending.known, g->ending.n_known);
     ok = ok && make_answers(g) && submit_all(g, &err) && name_answer(g, &err);
     if (!ok) {
         tell_gone(g);

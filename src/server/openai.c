@@ -321,6 +321,47 @@ bool paged__openai_messages(const paged__openai_world *w, const json_t *body, co
     return ok;
 }
 
+/* The bytes of tokens one after another, control tokens as text. */
+typedef struct spelling {
+    const paged_tokenizer *tokenizer;
+    const int32_t *tokens;
+    int32_t n_tokens, next;
+    char bytes[PAGED_DETOK_MAX];
+    int32_t at, n; /* in bytes, of the token before next */
+} spelling;
+
+/* The next byte; -1: there is none, or no such token. */
+static int next_byte(spelling *s) {
+    while (s->at == s->n) {
+        if (s->next == s->n_tokens) return -1;
+        s->at = 0;
+        s->n = paged_token_bytes(s->tokenizer, s->tokens[s->next++], true, s->bytes, PAGED_DETOK_MAX);
+        if (s->n < 0 || s->n > PAGED_DETOK_MAX) return s->n = 0, -1;
+    }
+    return (unsigned char)s->bytes[s->at++];
+}
+
+bool paged__openai_splice(const paged__openai_world *w, paged__openai_prompt *prompt, const int32_t *known,
+                          int32_t n_known) {
+    const paged_tokenizer *tokenizer = paged_model_tokenizer(w->model);
+    spelling a = {.tokenizer = tokenizer, .tokens = known, .n_tokens = n_known};
+    spelling b = {.tokenizer = tokenizer, .tokens = prompt->tokens, .n_tokens = prompt->n_tokens};
+    int byte;
+    while ((byte = next_byte(&a)) >= 0)
+        if (next_byte(&b) != byte) return false;
+    /* All of known was spelled, and the prompt's token that is as far ends there. */
+    if (a.next != n_known || a.at != a.n || b.at != b.n || b.next == prompt->n_tokens) return false;
+    const int32_t n_rest = prompt->n_tokens - b.next;
+    int32_t *tokens = paged__alloc((size_t)n_known + (size_t)n_rest, sizeof *tokens);
+    if (!tokens) return false;
+    memcpy(tokens, known, (size_t)n_known * sizeof *tokens);
+    memcpy(tokens + n_known, prompt->tokens + b.next, (size_t)n_rest * sizeof *tokens);
+    paged__free(prompt->tokens);
+    prompt->tokens = tokens;
+    prompt->n_tokens = n_known + n_rest;
+    return true;
+}
+
 bool paged__openai_text_tokens(const paged__openai_world *w, const json_t *value, const char *name,
                                uint32_t flags, int32_t **tokens, int32_t *n_tokens, paged_error *err) {
     if (!json_is_string(value)) REFUSE(INVALID_ARG, "%s must be a string", name);

@@ -52,6 +52,12 @@ void paged__openai_free(paged__openai_request *request);
 bool paged__openai_messages(const paged__openai_world *world, const json_t *body, const char **param,
                             int32_t **tokens, int32_t *n_tokens, char **text, paged_error *err);
 
+/* Puts `known` in place of the tokens that prompt begins with, if both are the same bytes up to a border of
+ * tokens: an answer's own tokens need not be those that its text gives, and the cache knows them only. False:
+ * they are not, or there is no memory; the prompt is as before. */
+bool paged__openai_splice(const paged__openai_world *world, paged__openai_prompt *prompt,
+                          const int32_t *known, int32_t n_known);
+
 /* A JSON string as tokens, owned by the caller; flags of paged_tokenize; name: of the field, for errors. */
 bool paged__openai_text_tokens(const paged__openai_world *world, const json_t *value, const char *name,
                                uint32_t flags, int32_t **tokens, int32_t *n_tokens, paged_error *err);

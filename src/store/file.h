@@ -129,8 +129,10 @@ void paged__slots_close(paged__slots *slots);
 /* All free, then told which are not. Errors: NO_MEMORY. */
 paged_status paged__slots_reset(paged__slots *slots, int64_t n_slots, paged_error *err);
 void paged__slots_mark(paged__slots *slots, int64_t slot, paged__slot_state state);
-int64_t paged__slots_find_free(paged__slots *slots);                   /* -1: none */
-paged_status paged__slots_grow(paged__slots *slots, paged_error *err); /* by one, at the end */
+int64_t paged__slots_find_free(paged__slots *slots); /* -1: none */
+/* By n, at the end, where the file system gives them a place. */
+paged_status paged__slots_grow(paged__slots *slots, int64_t n, paged_error *err);
+int64_t paged__slots_used(const paged__slots *slots); /* up to and with the last that is not free */
 void paged__slots_settle(paged__slots *slots); /* after a commit: what is new is used, what goes is free */
 
 /* ---- file_store.c: the store ---- */

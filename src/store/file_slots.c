@@ -83,12 +83,24 @@ int64_t paged__slots_find_free(paged__slots *slots) {
     return slot;
 }
 
-paged_status paged__slots_grow(paged__slots *slots, paged_error *err) {
-    const paged_status status = make_room(slots, slots->n_slots + 1, err);
+paged_status paged__slots_grow(paged__slots *slots, int64_t n, paged_error *err) {
+    paged_status status = make_room(slots, slots->n_slots + n, err);
     if (status) return status;
-    slots->states[slots->n_slots++] = PAGED__SLOT_FREE;
-    slots->n_free++;
+    /* In one run, so that writes find their blocks and a full disk shows here. */
+    if (paged__system()->allocate(slots->fd, slots->n_slots * slots->slot_bytes, n * slots->slot_bytes) !=
+            0 &&
+        errno != EOPNOTSUPP)
+        return paged__io_fail(err, "data file", errno);
+    memset(slots->states + slots->n_slots, PAGED__SLOT_FREE, (size_t)n);
+    slots->n_slots += n;
+    slots->n_free += n;
     return PAGED_OK;
+}
+
+int64_t paged__slots_used(const paged__slots *slots) {
+    int64_t n = slots->n_slots;
+    while (n > 0 && slots->states[n - 1] == PAGED__SLOT_FREE) n--;
+    return n;
 }
 
 void paged__slots_settle(paged__slots *slots) {

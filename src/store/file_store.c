@@ -15,8 +15,10 @@
 #include "store/file.h"
 
 enum {
-    BATCH_RECORDS = 64,     /* of a transaction */
-    BATCH_BYTES = 32 << 20, /* of a transaction: what a crash may lose, and how long a sync takes */
+    BATCH_RECORDS = 512,    /* of a transaction */
+    BATCH_BYTES = 64 << 20, /* of a transaction: what a crash may lose, and how long a sync takes */
+    SYNC_AHEAD = 8 << 20,   /* the disk begins with so many at a time */
+    GROW_BYTES = 64 << 20,  /* a data file becomes longer by */
     BATCH_TOUCHES = 1024,   /* a transaction of nothing but times of use waits for so many … */
     BATCH_TOUCH_S = 60,     /* … or so long */
     EVICT_SHARE = 64,       /* of the records go at once, */
@@ -383,6 +385,9 @@ static void close_one(void *self) {
     pthread_mutex_lock(&s->lock);
     const bool is_last = --s->n_users == 0;
     if (!s->stale) paged__file_store_commit(s, NULL);
+    /* What was allocated in advance goes back. */
+    if (is_last && !s->stale && !s->config.read_only && s->slots.fd >= 0)
+        paged__system()->truncate(s->slots.fd, paged__slots_used(&s->slots) * s->slots.slot_bytes);
     pthread_mutex_unlock(&s->lock);
     if (is_last) free_store(s);
 }
@@ -595,15 +600,17 @@ static paged_status tail(void *self, const paged_key *parent, const int32_t *tok
 
 /* ---- write ---- */
 
-/* Whether the data file may become a slot longer. */
-static bool may_grow(paged__file_store *s, int64_t *free_bytes) {
+/* How many slots longer the data file may become: it doubles, up to a step of so many bytes. */
+static int64_t may_grow(paged__file_store *s, int64_t *free_bytes) {
     struct statvfs fs;
-    const int64_t bytes = (s->slots.n_slots + 1) * s->slots.slot_bytes + s->other_bytes;
+    const int64_t slot = s->slots.slot_bytes, bytes = s->slots.n_slots * slot + s->other_bytes;
     *free_bytes = -1;
-    if (bytes > (int64_t)s->config.max_bytes) return false;
-    if (paged__system()->stat_fs(s->dir_fd, &fs) != 0) return false;
+    if (paged__system()->stat_fs(s->dir_fd, &fs) != 0) return 0;
     *free_bytes = (int64_t)(fs.f_bavail * fs.f_frsize);
-    return *free_bytes - s->slots.slot_bytes >= (int64_t)s->config.keep_free_bytes;
+    const int64_t room =
+        PAGED_MIN((int64_t)s->config.max_bytes - bytes, *free_bytes - (int64_t)s->config.keep_free_bytes);
+    const int64_t step = PAGED_MAX(PAGED_MIN(s->slots.n_slots, GROW_BYTES / slot), 1);
+    return PAGED_MAX(PAGED_MIN(step, room / slot), 0);
 }
 
 /* Of other shapes the one that was not used for longest, if that is longer than for the oldest own record. */
@@ -649,9 +656,8 @@ static paged_status make_room(paged__file_store *s, int64_t *slot, paged_error *
     bool went = false;
     paged_status status;
     while ((*slot = paged__slots_find_free(&s->slots)) < 0) {
-        if (may_grow(s, &free_bytes)) {
-            status = paged__slots_grow(&s->slots, err);
-            if (status) return status;
+        const int64_t n = may_grow(s, &free_bytes);
+        if (n && paged__slots_grow(&s->slots, n, NULL) == PAGED_OK) {
             show_bytes(s);
             continue;
         }
@@ -697,6 +703,10 @@ static paged_status write_slot(paged__file_store *s, const paged_record *record,
     paged__record_seal(&s->shape, record, s->front);
     const int n_parts = paged__record_parts(&s->shape, record, record->groups, s->front, parts);
     const int error = paged__write_all(s->slots.fd, parts, n_parts, slot * s->slots.slot_bytes);
+    /* The disk has begun by the time of the sync. Whether it did well is for the sync to say. */
+    const int64_t slot_bytes = s->slots.slot_bytes, n_bytes = s->n_new * slot_bytes;
+    if (!error && n_bytes / SYNC_AHEAD != (n_bytes + slot_bytes) / SYNC_AHEAD)
+        paged__system()->start_sync(s->slots.fd, 0, 0);
     if (!error) return PAGED_OK;
     paged__io_fail(err, s->dir, error);
     if (err && (error == ENOSPC || error == EDQUOT)) err->status = PAGED_ERR_LIMIT;

@@ -12,6 +12,8 @@ import termios
 import time
 
 import conftest
+import pytest
+from redis_server import Redis
 
 SMALL = ("--ctx", 512, "--threads", 1, "--max-tokens", 12)
 
@@ -193,6 +195,36 @@ def test_old_turns_go(paged, model):
     limited = paged("chat", "--model", model, *SMALL, "--history", 90, input="\n".join((*fruit, *fruit, "/stats")) + "\n")
     assert limited.returncode == 0 and re.search(r"dropped turns: [1-9]", limited.stderr)
     assert limited.stdout.splitlines()[0] == paged("chat", "--model", model, *SMALL, input=fruit[0]).stdout.splitlines()[0]
+
+
+@pytest.mark.parametrize("place", ["--store", "--redis"])
+def test_a_conversation_is_resumed(paged, model, tmp_path_factory, place):
+    """In another process, with the tokens that it had: the same words, and nothing of it computed again."""
+    folder = tmp_path_factory.mktemp("c")
+    with contextlib.ExitStack() as stack:
+        where = folder / "store" if place == "--store" else stack.enter_context(Redis(folder)).address
+
+        def chat(*args, lines=()):
+            done = paged("chat", "--model", model, *SMALL, *args, input="".join(line + "\n" for line in lines))
+            assert done.returncode == 0, done.stderr
+            return done
+
+        said = ("You are a cook. What is a fruit? Answer at length, with examples.", "Name another one.", "And a third.")
+        whole = chat(lines=said).stdout
+        assert chat("--list", place, where).stdout == ""
+        first = chat(place, where, lines=said[:2])
+        listed = chat("--list", place, where).stdout.split(maxsplit=1)
+        assert listed[0].startswith("conv-") and "4 messages" in listed[1] and said[0][:40] in listed[1]
+        third = chat("--resume", place, where, lines=(said[2], "/stats"))
+        assert first.stdout + third.stdout == whole
+        read, cached = map(int, re.search(r"(\d+) read \((\d+) from the cache\)", third.stderr).groups())
+        assert cached >= 0.75 * (read + cached), (read, cached)  # short as it is
+        assert "(2 turns, " in third.stderr
+        again = chat("--resume", listed[0], place, where, lines=("/stats",))
+        assert "(3 turns, " in again.stderr and len(chat("--list", place, where).stdout.splitlines()) == 1
+        assert paged("chat", "--model", model, "--resume", "conv-0", place, where, input="").returncode == 1
+    assert paged("chat", "--list").returncode == 2 and paged("chat", "--model", model, "conv-0", input="").returncode == 2
+    assert paged("chat", "--model", model, "--resume", *SMALL, input="").returncode == 2
 
 
 def test_keep_sink_outlives_the_context(paged, model):

@@ -1,6 +1,7 @@
 """Goal: conversations are kept, in memory or on Redis, as they were: after a restart, after kill -9, for every server that shares them.
 Method: from outside; the oracle of an answer is a server that nothing has interrupted."""
 import json
+import os
 import time
 
 import pytest
@@ -104,6 +105,21 @@ def test_a_turn_is_not_said_twice(server):
     assert server.get(path)["n_messages"] == 5
 
 
+def test_a_turn_goes_on_with_the_tokens_of_the_last(server):
+    """An answer at a high temperature is spelled in tokens that its text does not give; what was computed is taken over all the same."""
+    for seed in range(2):
+        path = begin(server)
+        first = server.post(path + "/turns", {"content": TURNS[0], "max_tokens": 60, "temperature": 1.5, "seed": seed, "ignore_eos": True})
+        usage = first["usage"]
+        stop = server.post(path + "/turns", {"content": TURNS[1], "max_tokens": 4, "stop": ["e"], "temperature": 1, "seed": seed})
+        cached = stop["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached >= usage["total_tokens"] - 1, (cached, usage)
+        assert server.get(path)["n_messages"] == 5 and "tokens" not in server.get(path)
+        say(server, path, TURNS[2])  # after a stop string the text gives the tokens
+        assert server.post(path + "/drop", {"turns": 1})["n_messages"] == 5
+        say(server, path, TURNS[2])
+
+
 def test_a_salt_stays_with_its_conversation(server):
     path = begin(server, cache_salt="mine")
     assert "cache_salt" not in server.get(path)
@@ -153,6 +169,49 @@ def test_servers_share(model, redis, uninterrupted):
             assert same(say(server, path, TURNS[i]), uninterrupted[i])
             assert [c["n_messages"] for c in b.get("/v1/conversations")["data"]] == [3 + 2 * i]
         assert b.request("DELETE", path)[0] == 200 and a.request("GET", path)[0] == 404
+
+
+def test_a_password_comes_from_a_file_or_the_environment(paged, redis, tmp_path):
+    redis("ACL", "SETUSER", "ann", "on", ">secret-of-ann", "~*", "+@all")
+    redis("CONFIG", "SET", "requirepass", "sesame-of-all")
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    right.write_text("sesame-of-all\n", encoding="utf-8")
+    wrong.write_text("sesame-of-none\r\nsesame-of-all\n", encoding="utf-8")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PAGED_")}
+
+    def listing(*args, password=None):
+        env = clean if password is None else dict(clean, PAGED_REDIS_PASSWORD=password)
+        done = paged("chat", "--list", "--redis", redis.address, *args, env=env)
+        assert "sesame" not in done.stderr + done.stdout and "secret" not in done.stderr + done.stdout
+        return done.returncode
+
+    assert listing("--redis-password-file", right) == 0 and listing(password="sesame-of-all") == 0
+    assert listing("--redis-password-file", right, password="sesame-of-none") == 0  # the file comes first
+    assert listing("--redis-user", "ann", password="secret-of-ann") == 0
+    assert listing() == 1 and listing("--redis-password-file", wrong) == 1 and listing("--redis-user", "ann", password="sesame-of-all") == 1
+    assert listing("--redis-password-file", tmp_path / "none") == 1 and listing("--redis-user", "ann") == 2
+    assert paged("chat", "--list", "--redis-user", "ann", env=clean).returncode == 2
+    assert paged("chat", "--list", "--redis", "redis://:sesame-of-all@host", env=clean).returncode == 2
+
+
+def test_no_hit_across_salts(model, redis):
+    """What one tenant has computed is found on Redis by nobody else, of a conversation as of a plain request, and not by its name."""
+    prompt = "The secret of the house is a green door. " * 20
+    body = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
+
+    def cached(server, **salt):
+        return server.post("/v1/completions", {**body, **salt})["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    with Server(model, "--ctx", 1024, "--redis", redis.address) as first:
+        assert cached(first, cache_salt="mine") == 0
+        deadline = time.monotonic() + 60
+        while len(redis("KEYS", "paged:b:*")) < 13 and time.monotonic() < deadline:
+            time.sleep(0.02)
+    with Server(model, "--ctx", 1024, "--redis", redis.address) as second:
+        assert cached(second, cache_salt="yours") == 0 and cached(second) == 0
+        assert cached(second, cache_salt="mine") > 150
+    names = b" ".join(redis("KEYS", "*"))
+    assert all(word not in names for word in (b"secret", b"house", b"mine", b"yours", b"green"))
 
 
 def test_what_is_damaged_or_out_of_reach(model, redis):

@@ -93,7 +93,7 @@ def cached_part(answer):
 
 def test_a_conversation_outlives_its_server(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("h")
-    n_talks, n_turns = 4, 4
+    n_talks, n_turns = 3, 4
     with Server(model, "--ctx", 1024) as alone:
         expected = [Conversation(alone, i) for i in range(n_talks)]
         for talk in expected:

@@ -63,6 +63,13 @@ static ssize_t f_writev(int fd, const struct iovec *parts, int n_parts, off_t of
     if (is_spied) power_cut();
     return n;
 }
+static int f_allocate(int fd, off_t offset, off_t n_bytes) {
+    return fires() ? failing(-1) : fallocate(fd, 0, offset, n_bytes);
+}
+static int f_start_sync(int fd, off_t offset, off_t n_bytes) {
+    (void)fd, (void)offset, (void)n_bytes;
+    return fires() ? failing(-1) : 0;
+}
 static int f_sync_data(int fd) {
     (void)fd;
     if (fires()) return failing(-1);
@@ -95,9 +102,9 @@ static int64_t f_wall_s(void) {
     return 1700000000;
 }
 
-static const paged__system_calls faulty = {f_open,   f_mkdir,    f_readv, f_writev,  f_sync_data,
-                                           f_sync,   f_truncate, f_stat,  f_stat_at, f_stat_fs,
-                                           f_rename, f_unlink,   f_wall_s};
+static const paged__system_calls faulty = {f_open,       f_mkdir,     f_readv,  f_writev,   f_allocate,
+                                           f_start_sync, f_sync_data, f_sync,   f_truncate, f_stat,
+                                           f_stat_at,    f_stat_fs,   f_rename, f_unlink,   f_wall_s};
 
 /* ---- SQLite's files, counted along ---- */
 
@@ -299,7 +306,7 @@ static void old_dir(void) {
 }
 
 static int64_t every_call_fails(enum fault_kind kind, const char *what, bool is_old) {
-    for (int64_t n = 1;; n += test_long || n < 50 ? 1 : 1 + n / 25) {
+    for (int64_t n = 1;; n += test_long || n < 30 ? 1 : 1 + n / 15) {
         if (is_old)
             old_dir();
         else
@@ -537,7 +544,7 @@ static void flip_bit(const char *name, int64_t bit) {
 static void bits_of_data(void) {
     uint64_t state = test_seed;
     full_dir();
-    for (int i = 0; i < (test_long ? 5000 : 300); i++) {
+    for (int i = 0; i < (test_long ? 5000 : 150); i++) {
         flip_bit("data-1", (int64_t)(paged__rand(&state) % (uint64_t)(8 * size_of("data-1"))));
         consistent(world_dir, "bit", i, 1);
     }
@@ -559,7 +566,7 @@ static void bits_of_the_index(void) {
     paged_store store;
     paged_error err;
     const paged_file_store_config config = world_config(world_dir, N_SLOTS);
-    for (int i = 0; i < (test_long ? 3000 : 200); i++) {
+    for (int i = 0; i < (test_long ? 3000 : 100); i++) {
         full_dir();
         const int64_t header = 100 * 8, all = 8 * size_of("index.sqlite");
         const int64_t bit = (int64_t)(paged__rand(&state) % (uint64_t)(i % 4 == 0 ? header : all));

@@ -160,6 +160,57 @@ static void turns_reuse_to_the_token(void) {
     paged_model_free(m);
 }
 
+/* The tokens and turns of another one: the next answer has the bits of one that was never interrupted. */
+static void restored_goes_on(void) {
+    paged_model *m = load();
+    paged_engine *e = make(m, N_CTX);
+    paged_conversation *t = talk(m, (paged_conversation_config){.system = "Be brief."});
+    paged_conversation *u = talk(m, (paged_conversation_config){.system = "Be brief."});
+    paged_conversation *other = talk(m, (paged_conversation_config){.system = "Be long."});
+    paged_conversation *small = talk(m, (paged_conversation_config){.system = "Be brief.", .max_tokens = 60});
+    int32_t turns[2], tokens[N_CTX], n, first;
+    ask(e, t, "hello", &want);
+    ask(e, t, "and?", &want);
+    const int32_t *all = paged_conversation_tokens(t, &n);
+    CHECK(n > 60);
+    memcpy(tokens, all, (size_t)n * sizeof *tokens);
+    for (int32_t i = 0; i < 2; i++) CHECK_EQ(paged_conversation_turn(t, i, &first, &turns[i]), PAGED_OK);
+
+    /* What cannot be is refused, and nothing has changed. */
+    CHECK_EQ(paged_conversation_restore(other, tokens, n, turns, 2, NULL), PAGED_ERR_INVALID_ARG);
+    CHECK_EQ(paged_conversation_restore(small, tokens, n, turns, 2, NULL), PAGED_ERR_TOO_LONG);
+    CHECK_EQ(paged_conversation_restore(u, tokens, n - 1, turns, 2, NULL), PAGED_ERR_INVALID_ARG);
+    CHECK_EQ(paged_conversation_restore(u, tokens, n, turns, 1, NULL), PAGED_ERR_INVALID_ARG);
+    CHECK_EQ(paged_conversation_restore(u, tokens, 1, turns, 0, NULL), PAGED_ERR_INVALID_ARG);
+    CHECK_EQ(paged_conversation_restore(u, NULL, n, turns, 2, NULL), PAGED_ERR_INVALID_ARG);
+    CHECK_EQ(paged_conversation_restore(u, tokens, n, (int32_t[]){turns[0] + turns[1], 0}, 2, NULL),
+             PAGED_ERR_INVALID_ARG);
+    for (int i = 0; i < 2; i++) {
+        const int32_t right = tokens[n - 1];
+        tokens[n - 1] = i ? -1 : INT32_MAX;
+        CHECK_EQ(paged_conversation_restore(u, tokens, n, turns, 2, NULL), PAGED_ERR_INVALID_ARG);
+        tokens[n - 1] = right;
+    }
+    paged_conversation_info info;
+    paged_conversation_get_info(u, &info);
+    CHECK(info.n_turns == 0 && info.n_tokens == info.n_system_tokens);
+
+    CHECK_EQ(paged_conversation_restore(u, tokens, n, turns, 2, NULL), PAGED_OK);
+    CHECK_EQ(paged_conversation_restore(u, tokens, n, turns, 2, NULL), PAGED_ERR_INVALID_ARG);
+    ask(e, t, "more", &want);
+    paged_engine_free(e);
+    e = make(m, N_CTX);
+    ask(e, u, "more", &got);
+    same(&got, &want);
+    CHECK_EQ(paged_conversation_keep(u, 1), 2); /* its turns are turns */
+    paged_conversation_free(t);
+    paged_conversation_free(u);
+    paged_conversation_free(other);
+    paged_conversation_free(small);
+    paged_engine_free(e);
+    paged_model_free(m);
+}
+
 /* Turns that a limit or a call drops: the next answer is that of a fresh conversation with those that stayed,
  * in an engine that never saw the others; and a pool full of what was dropped holds it. */
 static void dropped_is_fresh(void) {
@@ -472,6 +523,7 @@ static void allocation_fails(void) {
 #define TESTS(X)                                                                                             \
     X(tokens_of_the_template)                                                                                \
     X(turns_reuse_to_the_token)                                                                              \
+    X(restored_goes_on)                                                                                      \
     X(dropped_is_fresh)                                                                                      \
     X(keep_equals_added)                                                                                     \
     X(keep_sink_goes_on)                                                                                     \

@@ -862,6 +862,51 @@ static void wrong_configurations_are_refused(void) {
     store.close(store.self);
 }
 
+/* ---- memory ---- */
+
+static int64_t n_left;
+static int64_t n_held;
+
+static void *failing_alloc(void *user, size_t size, size_t align) {
+    (void)user;
+    if (n_left-- <= 0) return NULL;
+    n_held++;
+    return aligned_alloc(align, (size + align - 1) / align * align);
+}
+
+static void counted_free(void *user, void *ptr) {
+    (void)user;
+    n_held -= ptr != NULL;
+    free(ptr);
+}
+
+/* The n-th allocation fails, for n = 0, 1, 2 … until none does: an error, and nothing is held. */
+static void allocation_fails(void) {
+    const paged_allocator failing = {failing_alloc, counted_free, NULL};
+    const paged_redis_store_config config = {
+        .struct_size = sizeof config, .servers = "127.0.0.1:1", .user = "u", .password = "p"};
+    const paged_store_shape shape = shape_named("one");
+    world w;
+    bool works = false;
+    paged_allocator_set(&failing);
+    for (int64_t n = 0; !works && n < 100; n++) {
+        n_left = n;
+        n_held = 0;
+        paged_status status = paged_redis_store_create(&config, &w.store, &w.notes, &w.err);
+        const bool made = status == PAGED_OK;
+        if (made) status = w.store.open(w.store.self, &shape, &w.err);
+        works = status == PAGED_OK;
+        if (made) close_world(&w);
+        if ((status != PAGED_OK && status != PAGED_ERR_NO_MEMORY) || n_held != 0) {
+            paged_allocator_set(NULL);
+            test_fail(__FILE__, __LINE__, "allocation %d fails: %s, %d held", (int)n,
+                      paged_status_name(status), (int)n_held);
+        }
+    }
+    paged_allocator_set(NULL);
+    CHECK(works);
+}
+
 #define TESTS(X)                                                                                             \
     X(records_come_back)                                                                                     \
     X(use_prolongs_life)                                                                                     \
@@ -878,6 +923,7 @@ static void wrong_configurations_are_refused(void) {
     X(nonsense_is_a_miss)                                                                                    \
     X(endless_answers_end)                                                                                   \
     X(random_answers_are_misses)                                                                             \
+    X(allocation_fails)                                                                                      \
     X(notes_are_kept)                                                                                        \
     X(wrong_configurations_are_refused)
 TEST_MAIN(TESTS)

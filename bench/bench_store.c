@@ -1,0 +1,292 @@
+/* bench/bench_store.c: what a store costs and brings, for bench_store.py, which drives it.
+ *
+ *     bench_store MODEL DIR [N_THREADS [REDIS]]        REDIS: its servers, as in redis_store.h
+ *
+ * One command a line on stdin, one line of JSON on stdout for each:
+ *
+ *     ttft ID N     seconds to the first token of prompt ID of N tokens: computed ("cold"), from memory
+ * ("memory"), by a                   new engine from files that the system has forgotten ("disk") and
+ * from files that it has in memory                   ("warm"); by one
+ *                   from Redis ("redis", if there is one); "cached": tokens that were not computed
+ *     slow ID       seconds of the same work (a prompt, then tokens of several requests) by an engine
+ * without a store                   ("plain") and by one that writes all its blocks ("writing"), with the
+ * CPU seconds of both     write MIB     writes so much, in records of the model's size, into a new store,
+ * until it is durable     read          reads it all, once the system has forgotten it
+ *
+ * The clock runs around the work alone.
+ */
+#include <dirent.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "bench/protocol.h"
+#include "paged/engine.h"
+#include "paged/file_store.h"
+#include "paged/redis_store.h"
+
+enum { BLOCK_SIZE = 16, N_DECODE = 48, N_REQUESTS = 4, PROMPT = 256 };
+
+typedef struct bench {
+    paged_model *model;
+    paged_model_info info;
+    const char *dir, *redis; /* NULL: there is none */
+    int32_t n_threads;
+    int32_t *prompt; /* [n_prompt_max] */
+    size_t block_bytes;
+    int64_t n_records; /* of the latest `write` */
+} bench;
+
+static bool fail(const char *what, const paged_error *err) {
+    fprintf(stderr, "bench_store: %s: %s\n", what, err->message);
+    return false;
+}
+
+/* ---- directories ---- */
+
+static int remove_one(const char *path, const struct stat *info, int type, struct FTW *ftw) {
+    (void)info, (void)type, (void)ftw;
+    return remove(path);
+}
+
+static void path_in(const bench *b, const char *name, char out[600]) {
+    snprintf(out, 600, "%s/%s", b->dir, name);
+}
+
+/* The system forgets what it has of the files of a directory, which were synced. */
+static void forget(const char *dir) {
+    DIR *d = opendir(dir);
+    for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
+        const int fd = openat(dirfd(d), e->d_name, O_RDONLY | O_CLOEXEC);
+        if (fd < 0) continue;
+        fdatasync(fd);
+        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        close(fd);
+    }
+    if (d) closedir(d);
+}
+
+static bool open_store(const char *dir, paged_store *out) {
+    paged_error err;
+    const paged_file_store_config config = {.struct_size = sizeof config, .dir = dir};
+    return paged_file_store_create(&config, out, NULL, &err) == PAGED_OK || fail("store", &err);
+}
+
+/* ---- engines ---- */
+
+static bool open_redis(const char *servers, paged_store *out) {
+    paged_error err;
+    const paged_redis_store_config config = {
+        .struct_size = sizeof config, .servers = servers, .timeout_ms = 2000};
+    return paged_redis_store_create(&config, out, NULL, &err) == PAGED_OK || fail("redis", &err);
+}
+
+/* dir, redis NULL: without that store. */
+static paged_engine *new_engine(const bench *b, const char *dir, const char *redis, int32_t n_ctx) {
+    paged_engine *engine = NULL;
+    paged_store stores[2];
+    paged_error err;
+    int32_t n = 0;
+    if (dir && !open_store(dir, &stores[n++])) return NULL;
+    if (redis && !open_redis(redis, &stores[n++])) return NULL;
+    const paged_engine_config config = {.struct_size = sizeof config,
+                                        .n_ctx = n_ctx,
+                                        .pool_bytes = b->block_bytes * (size_t)(n_ctx / BLOCK_SIZE) * 3,
+                                        .block_size = BLOCK_SIZE,
+                                        .n_threads = b->n_threads,
+                                        .max_running = N_REQUESTS,
+                                        .max_waiting = N_REQUESTS,
+                                        .warm_up = true,
+                                        .stores = stores,
+                                        .n_stores = n};
+    if (paged_engine_create(b->model, &config, &engine, &err) == PAGED_OK) return engine;
+    fail("engine", &err);
+    while (n-- > 0) stores[n].close(stores[n].self);
+    return NULL;
+}
+
+static bool submit(const bench *b, paged_engine *engine, int32_t prompt, int32_t n_tokens, int32_t n_new,
+                   uint64_t *id) {
+    paged_request request;
+    paged_error err;
+    paged_request_init(&request);
+    for (int32_t i = 0; i < n_tokens; i++) b->prompt[i] = bench_token(prompt, i, b->info.n_vocab);
+    request.tokens = b->prompt;
+    request.n_tokens = n_tokens;
+    request.max_tokens = n_new;
+    request.ignore_eos = true;
+    return paged_engine_submit(engine, &request, id, &err) == PAGED_OK || fail("submit", &err);
+}
+
+/* Seconds from here to the first token of a prompt; *cached: tokens of it that were not computed. */
+static bool first_token(const bench *b, paged_engine *engine, int32_t prompt, int32_t n_tokens,
+                        double *seconds, int32_t *cached) {
+    paged_error err;
+    paged_output out = {0};
+    uint64_t id;
+    const double start = bench_seconds(CLOCK_MONOTONIC);
+    if (!engine || !submit(b, engine, prompt, n_tokens, 1, &id)) return false;
+    while (out.n_tokens == 0) {
+        if (paged_engine_step(engine, NULL, &err)) return fail("step", &err);
+        if (paged_engine_read(engine, id, &out) || out.finish == PAGED_FINISH_ERROR) return false;
+    }
+    *seconds = bench_seconds(CLOCK_MONOTONIC) - start;
+    *cached = out.cached_tokens;
+    paged_engine_release(engine, id);
+    return true;
+}
+
+static bool ttft(bench *b, int32_t id, int32_t n) {
+    static const char *const names[] = {"cold", "memory", "disk", "warm", "redis"};
+    const int n_ways = b->redis ? 5 : 4;
+    double seconds[5];
+    int32_t cached[5];
+    char dir[600];
+    path_in(b, "blocks", dir);
+    paged_engine *engine = new_engine(b, dir, b->redis, n + 64);
+    bool ok = first_token(b, engine, id, n, &seconds[0], &cached[0]) &&
+              first_token(b, engine, id, n, &seconds[1], &cached[1]);
+    paged_engine_free(engine);
+    for (int i = 2; i < n_ways && ok; i++) {
+        engine = new_engine(b, i < 4 ? dir : NULL, i < 4 ? NULL : b->redis, n + 64);
+        if (i == 2) forget(dir);
+        ok = first_token(b, engine, id, n, &seconds[i], &cached[i]);
+        paged_engine_free(engine);
+    }
+    printf("{");
+    for (int i = 0; i < n_ways && ok; i++) printf("\"%s\": %.6f, ", names[i], seconds[i]);
+    if (ok)
+        printf("\"cached\": [%d, %d, %d, %d, %d]", cached[0], cached[1], cached[2], cached[3],
+               b->redis ? cached[4] : 0);
+    puts("}");
+    return ok;
+}
+
+/* Several prompts of their own, then tokens of all. */
+static bool work(const bench *b, paged_engine *engine, int32_t prompt, double *seconds, double *cpu) {
+    uint64_t ids[N_REQUESTS];
+    paged_error err;
+    int32_t n_active = 1;
+    const double start = bench_seconds(CLOCK_MONOTONIC), cpu_start = bench_seconds(CLOCK_PROCESS_CPUTIME_ID);
+    for (int32_t i = 0; i < N_REQUESTS; i++)
+        if (!engine || !submit(b, engine, prompt + i, PROMPT, N_DECODE, &ids[i])) return false;
+    while (n_active) {
+        if (paged_engine_step(engine, &n_active, &err)) return fail("step", &err);
+        for (int32_t i = 0; i < N_REQUESTS; i++) {
+            paged_output out;
+            if (paged_engine_read(engine, ids[i], &out)) return false;
+        }
+    }
+    *seconds = bench_seconds(CLOCK_MONOTONIC) - start;
+    *cpu = bench_seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu_start;
+    for (int32_t i = 0; i < N_REQUESTS; i++) paged_engine_release(engine, ids[i]);
+    return true;
+}
+
+/* Both engines live as long as the program: their making is not what is measured. */
+static bool slow(bench *b, int32_t id) {
+    static paged_engine *engines[2];
+    static int64_t n_before;
+    char dir[600];
+    double seconds[2], cpu[2];
+    path_in(b, "written", dir);
+    for (int i = 0; i < 2; i++)
+        if (!engines[i]) engines[i] = new_engine(b, i ? dir : NULL, NULL, (PROMPT + N_DECODE + 16) * 2);
+    /* In turns, so that a machine that speeds up or slows down does not tell. */
+    for (int i = 0; i < 2; i++)
+        if (!work(b, engines[i ^ (id & 1)], 8 * id + 1000000, &seconds[i ^ (id & 1)], &cpu[i ^ (id & 1)]))
+            return false;
+    paged_engine_stats stats;
+    paged_engine_get_stats(engines[1], &stats);
+    const int64_t n_blocks = (int64_t)stats.n_store_writes - n_before;
+    n_before = (int64_t)stats.n_store_writes;
+    printf(
+        "{\"plain\": %.6f, \"writing\": %.6f, \"cpu_plain\": %.6f, \"cpu_writing\": %.6f, \"blocks\": %lld, "
+        "\"dropped\": %llu}\n",
+        seconds[0], seconds[1], cpu[0], cpu[1], (long long)n_blocks,
+        (unsigned long long)stats.n_store_dropped);
+    return true;
+}
+
+/* ---- records alone ---- */
+
+static paged_key key_of(int64_t number) {
+    paged_key key = {{0}};
+    const uint64_t half = paged__mix((uint64_t)number);
+    memcpy(key.bytes, &half, sizeof half);
+    memcpy(key.bytes + 8, &number, sizeof number);
+    return key;
+}
+
+static bool records(bench *b, int64_t n_records, bool is_write) {
+    char dir[600];
+    paged_store store;
+    paged_error err = {0};
+    int32_t tokens[BLOCK_SIZE] = {0};
+    uint8_t *bytes = malloc(b->block_bytes);
+    const paged_store_shape shape = {(const uint8_t *)"bench", 5, BLOCK_SIZE, 1, {b->block_bytes}};
+    path_in(b, "records", dir);
+    if (is_write) nftw(dir, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+    if (!bytes || !open_store(dir, &store)) return false;
+    paged_status status = store.open(store.self, &shape, &err);
+    for (size_t i = 0; i < b->block_bytes; i++) bytes[i] = (uint8_t)paged__mix(i);
+    if (!is_write) forget(dir);
+    const double start = bench_seconds(CLOCK_MONOTONIC), cpu = bench_seconds(CLOCK_PROCESS_CPUTIME_ID);
+    for (int64_t i = 0; i < n_records && !status; i++) {
+        paged_record record = {
+            .key = key_of(i), .n_tokens = BLOCK_SIZE, .tokens = tokens, .groups = 1, .bytes = {bytes}};
+        status = is_write ? store.write(store.self, &record, &err) : store.read(store.self, &record, 1);
+    }
+    if (!status) status = store.flush(store.self, &err);
+    const double seconds = bench_seconds(CLOCK_MONOTONIC) - start;
+    const double cpu_seconds = bench_seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu;
+    store.close(store.self);
+    free(bytes);
+    if (status) return fail(is_write ? "write" : "read", &err);
+    printf("{\"bytes\": %lld, \"seconds\": %.6f, \"cpu_seconds\": %.6f}\n",
+           (long long)n_records * (long long)b->block_bytes, seconds, cpu_seconds);
+    return true;
+}
+
+static bool answer(bench *b, const char *line) {
+    int id, n;
+    if (sscanf(line, "ttft %d %d", &id, &n) == 2 && n > 0) {
+        free(b->prompt);
+        b->prompt = malloc((size_t)PAGED_MAX(n, PROMPT) * sizeof *b->prompt);
+        return b->prompt && ttft(b, id, n);
+    }
+    if (sscanf(line, "slow %d", &id) == 1) {
+        if (!b->prompt) b->prompt = malloc(PROMPT * sizeof *b->prompt);
+        return b->prompt && slow(b, id);
+    }
+    if (sscanf(line, "write %d", &n) == 1 && n > 0) {
+        b->n_records = ((int64_t)n << 20) / (int64_t)b->block_bytes;
+        return records(b, b->n_records, true);
+    }
+    if (strncmp(line, "read", 4) == 0) return records(b, b->n_records, false);
+    fprintf(stderr, "bench_store: no such command: %s", line);
+    return false;
+}
+
+int main(int argc, char **argv) {
+    bench b = {.dir = argc > 2 ? argv[2] : NULL,
+               .redis = argc > 4 ? argv[4] : NULL,
+               .n_threads = argc > 3 ? atoi(argv[3]) : 0};
+    char line[64];
+    paged_error err;
+    if (argc < 3) {
+        fprintf(stderr, "usage: bench_store MODEL DIR [N_THREADS [REDIS]]\n");
+        return EXIT_FAILURE;
+    }
+    const paged_model_config config = {.struct_size = sizeof config};
+    if (paged_model_load(argv[1], &config, &b.model, &err)) return fail(argv[1], &err), EXIT_FAILURE;
+    paged_model_get_info(b.model, &b.info);
+    b.block_bytes = (size_t)BLOCK_SIZE * (size_t)b.info.n_layers * (size_t)b.info.n_kv_heads *
+                    (size_t)(b.info.head_dim_k + b.info.head_dim_v) * 2;
+    while (fgets(line, sizeof line, stdin)) {
+        if (!answer(&b, line)) return EXIT_FAILURE;
+        fflush(stdout);
+    }
+    return EXIT_SUCCESS;
+}

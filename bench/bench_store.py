@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""What places outside memory bring and cost: time to the first token from each, files beside fio, the engine while it writes.
+
+    ./x bench store [--quick] [--json] [--write-docs] [--dir DIR] [--loaded]
+
+Everything runs in one program (bench/bench_store.c) in rounds that take each way once; ratios are of one round. A round of the
+engine counts if its threads had the cores (--loaded: all count, and nothing is written into docs). fio (Debian: fio) writes and reads
+a file of the same size in pieces of a record, in the same folder; redis-server (Debian: redis-server) is started by the bench,
+without either its rows are left out. The system's file cache is dropped before `disk` and before each read, by posix_fadvise.
+
+--dir: where the files go (default: a folder beside the build), on the file system that is asked about.
+Exit status 1: a requirement failed.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+from rounds import CLEAN, CPUS, MIN_ROUNDS, ROOT, Progress, Side, machine, row as any_row, write_docs
+
+BUILD = pathlib.Path(os.environ.get("PAGED_BUILD", ROOT / "build/release"))
+PROMPT = 4096
+MIB = 512           # of the records that are written and read
+RECORD = 368640     # bytes: 16 tokens of SmolLM2-135M in f16
+SYNC = (64 << 20) // RECORD  # records between two syncs of the store
+
+
+def row(case, metric, values, must=None, aim=None, unit="ratio", better="higher", least=MIN_ROUNDS):
+    return any_row("store", case, metric, unit, values, must, aim, better, least)
+
+
+class Redis:
+    """A server of the bench's own, on a socket in its folder."""
+
+    def __init__(self, folder):
+        self.socket = folder / "redis.sock"
+        self.process = subprocess.Popen(
+            ["redis-server", "--port", "0", "--unixsocket", str(self.socket), "--save", "", "--maxmemory", "1gb",
+             "--maxmemory-policy", "allkeys-lru", "--dir", str(folder)], stdout=subprocess.DEVNULL)
+        for _ in range(100):
+            if self.socket.exists():
+                return
+            time.sleep(0.1)
+        raise SystemExit("bench: redis-server did not start")
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait(30)
+
+
+def fio(folder, kind, *options):
+    """Bytes a second, by fio's own clock, the sync at the end included."""
+    command = ["fio", "--name=x", f"--filename={folder / 'fio'}", f"--rw={kind}", f"--bs={RECORD}", f"--size={MIB}M",
+               "--ioengine=psync", "--output-format=json", *options]
+    job = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["jobs"][0]
+    return job[kind]["bw_bytes"]
+
+
+def files(side, folder, n_rounds, progress):
+    """Records through the store and bytes through fio, in turns."""
+    ours, theirs = {"write": [], "read": []}, {"write": [], "write, one sync": [], "read": []}
+    for i in range(n_rounds):
+        progress.show(f"files: round {i + 1} of {n_rounds}")
+        (folder / "fio").unlink(missing_ok=True)
+        turns = [lambda: theirs["write"].append(fio(folder, "write", f"--fdatasync={SYNC}", "--end_fsync=1")),
+                 lambda: theirs["write, one sync"].append(fio(folder, "write", "--end_fsync=1", "--overwrite=0")),
+                 lambda: theirs["read"].append(fio(folder, "read", "--invalidate=1"))]
+        mine = [lambda: ours["write"].append(side.ask(f"write {MIB}")), lambda: ours["read"].append(side.ask("read"))]
+        for turn in mine + turns if i % 2 else turns + mine:
+            turn()
+    rate = {kind: [a["bytes"] / a["seconds"] for a in answers] for kind, answers in ours.items()}
+    for kind in "write", "read":
+        yield row(f"{kind}, {MIB} MiB", "store", [r / 1e6 for r in rate[kind]], unit="MB/s")
+    for kind, values in theirs.items():
+        yield row(f"{kind.split(',')[0]}, {MIB} MiB", "fio" + kind[5:] if "," in kind else "fio", [v / 1e6 for v in values], unit="MB/s")
+    for kind, word in ("write", "store / fio with as many syncs"), ("read", "store / fio"):
+        yield row(f"{kind}, {MIB} MiB", word, [a / b for a, b in zip(rate[kind], theirs[kind])], must=0.8, aim=1)
+    yield row(f"write, {MIB} MiB", "store / fio with one sync", [a / b for a, b in zip(rate["write"], theirs["write, one sync"])])
+
+
+def first_tokens(side, n_rounds, progress, has_redis):
+    case = f"first token of {PROMPT} tokens"
+    rounds = []
+    for i in range(n_rounds):
+        progress.show(f"first token: round {i + 1} of {n_rounds}")
+        answer = side.ask(f"ttft {i} {PROMPT}")
+        if min(answer["cached"][1:4]) < 0.9 * PROMPT:
+            raise SystemExit(f"bench: cached tokens {answer['cached']}; what is measured is no store")
+        rounds.append(answer)
+    ways = ["cold", "memory", "disk", "warm"] + (["redis"] if has_redis else [])
+    names = {"cold": "computed", "memory": "from memory", "disk": "from disk", "warm": "from files in the system's memory",
+             "redis": "from Redis (unix socket)"}
+    for way in ways:
+        yield row(case, names[way], [1000 * r[way] for r in rounds], unit="ms", better="lower")
+    for way in ways[1:]:
+        must = {"disk": 5, "warm": 5}.get(way)
+        yield row(case, f"computed / {names[way]}", [r["cold"] / r[way] for r in rounds], must=must)
+
+
+def slowdown(side, n_rounds, progress, loaded):
+    shares, tried = [], 0
+    side.ask("slow 0")
+    while len(shares) < n_rounds and tried < 4 * n_rounds:
+        tried += 1
+        progress.show(f"while it writes: {len(shares)} of {n_rounds} rounds, {tried - 1 - len(shares)} dropped")
+        answer = side.ask(f"slow {tried}")
+        clean = all(answer["cpu_" + k] >= CLEAN * answer[k] * CPUS for k in ("plain", "writing"))
+        if answer["blocks"] and (clean or loaded):
+            shares.append(answer["writing"] / answer["plain"] - 1)
+    yield row("4 requests, 256 + 48 tokens", "time that writing all blocks adds", shares, must=0.03, unit="share", better="lower")
+
+
+def table(rows):
+    yield "| what | | value | 95 % | must | verdict |"
+    yield "|---|---|---|---|---|---|"
+    for r in rows:
+        number = (lambda x: "-" if x is None else f"{x:.4g}")
+        must = "" if r["must"] is None else ("≥ " if r["better"] == "higher" else "≤ ") + number(r["must"])
+        unit = "" if r["unit"] in ("ratio", "share") else " " + r["unit"]
+        yield (f"| {r['case']} | {r['metric']} | {number(r['value'])}{unit} | {number(r['low'])} … {number(r['high'])} | {must} | "
+               f"{r['verdict'] if r['must'] is not None else ''} |")
+
+
+def measure(args, side, folder, progress, has_redis):
+    n = 3 if args.quick else MIN_ROUNDS
+    if shutil.which("fio"):
+        yield from files(side, folder, n, progress)
+    else:
+        progress.say("without fio (Debian: fio) files are not measured")
+    yield from slowdown(side, n if args.quick else 2 * n, progress, args.loaded)
+    yield from first_tokens(side, n, progress, has_redis)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="./x bench store", epilog="example: ./x bench store --dir /mnt/nvme")
+    parser.add_argument("--quick", action="store_true", help="three rounds: a look, no verdicts")
+    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser.add_argument("--write-docs", action="store_true", help="put the table into docs/stores.md")
+    parser.add_argument("--dir", type=pathlib.Path, default=BUILD, help="where the files go")
+    parser.add_argument("--loaded", action="store_true", help="count rounds on a busy machine, too; writes no docs")
+    args = parser.parse_args()
+    if args.loaded and args.write_docs:
+        parser.error("--loaded measures the load; docs are written from a quiet machine")
+    progress, rows = Progress(), []
+    with tempfile.TemporaryDirectory(dir=args.dir, prefix="bench-store-") as name:
+        folder = pathlib.Path(name)
+        redis = Redis(folder) if shutil.which("redis-server") else None
+        side = Side("bench_store", [BUILD / "bench/bench_store", os.environ["PAGED_MODEL"], folder, 0,
+                                    *([f"unix:{redis.socket}"] if redis else [])])
+        try:
+            for r in measure(args, side, folder, progress, redis is not None):
+                rows.append(r)
+                if args.json:
+                    progress.show("")
+                    print(json.dumps(r), flush=True)
+        finally:
+            side.close()
+            if redis:
+                redis.close()
+    progress.show("")
+    lines = [machine(), "", *table(rows)]
+    if not args.json:
+        print("\n".join(lines))
+    if args.write_docs:
+        write_docs("store", lines, ROOT / "docs/stores.md")
+    return any(r["verdict"] == "fail" for r in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
