@@ -155,6 +155,7 @@ static paged_status reuse(paged_engine *e, paged__request *r) {
                                          n_tokens, &match);
         if (s) return s;
         if (!may_reuse(e, r)) match.why = PAGED_MISS_OFF;
+        if (n_wanted >= 0) match.why = PAGED_MISS_NO_MATCH; /* until it is read */
     }
     r->n_cached = match.n_matched;
     r->blocks_used = blocks_for(e, r->n_cached);

@@ -306,7 +306,7 @@ static void old_dir(void) {
 }
 
 static int64_t every_call_fails(enum fault_kind kind, const char *what, bool is_old) {
-    for (int64_t n = 1;; n += test_long || n < 50 ? 1 : 1 + n / 25) {
+    for (int64_t n = 1;; n += test_long || n < 30 ? 1 : 1 + n / 15) {
         if (is_old)
             old_dir();
         else
@@ -544,7 +544,7 @@ static void flip_bit(const char *name, int64_t bit) {
 static void bits_of_data(void) {
     uint64_t state = test_seed;
     full_dir();
-    for (int i = 0; i < (test_long ? 5000 : 300); i++) {
+    for (int i = 0; i < (test_long ? 5000 : 150); i++) {
         flip_bit("data-1", (int64_t)(paged__rand(&state) % (uint64_t)(8 * size_of("data-1"))));
         consistent(world_dir, "bit", i, 1);
     }
@@ -566,7 +566,7 @@ static void bits_of_the_index(void) {
     paged_store store;
     paged_error err;
     const paged_file_store_config config = world_config(world_dir, N_SLOTS);
-    for (int i = 0; i < (test_long ? 3000 : 200); i++) {
+    for (int i = 0; i < (test_long ? 3000 : 100); i++) {
         full_dir();
         const int64_t header = 100 * 8, all = 8 * size_of("index.sqlite");
         const int64_t bit = (int64_t)(paged__rand(&state) % (uint64_t)(i % 4 == 0 ? header : all));
