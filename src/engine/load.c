@@ -267,6 +267,7 @@ static void forget(const paged_engine *e, paged__request *r) {
 
 int32_t paged__load_want(const paged_engine *e, paged__request *r) {
     if (!r->load) return -1;
+    r->load->counts = !r->start_ns; /* what is told of it is told of the first time */
     if (is_worth_it(e, r->load)) return r->load->first;
     forget(e, r);
     return -1;
@@ -329,7 +330,6 @@ bool paged__load_begin(paged_engine *e, paged__request *r) {
         forget(e, r);
         return false;
     }
-    if (l->n_taken == 0) l->counts = !r->start_ns;
     l->state = PAGED__LOAD_READING;
     l->since_ns = paged__engine_now(e);
     r->wait = PAGED_WAIT_STORE;

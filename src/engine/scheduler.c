@@ -13,7 +13,7 @@
  * Where layers have windows, that would take blocks of the whole prompt for a window of it. There 4 takes the
  * blocks of each chunk, and what fell out of the windows has gone back by then. An admission counts the
  * windows, and what prompts that are being computed are still going to take; blocks of several groups may lie
- * scattered all the same, so that a chunk can lack one, as a token in 2.
+ * scattered all the same, so that a chunk can lack one, as a token in 2. One that is alone gathers them.
  *
  * Who gives a block: never the oldest, and nobody a second time before he has made a token. If then all
  * others are of that kind, the request that is short sits out the step and keeps what it has: they hold all
@@ -155,6 +155,7 @@ static paged_status reuse(paged_engine *e, paged__request *r) {
                                          n_tokens, &match);
         if (s) return s;
         if (!may_reuse(e, r)) match.why = PAGED_MISS_OFF;
+        if (n_wanted >= 0) match.why = PAGED_MISS_NO_MATCH; /* until it is read */
     }
     r->n_cached = match.n_matched;
     r->blocks_used = blocks_for(e, r->n_cached);
@@ -319,6 +320,7 @@ static void admit(paged_engine *e) {
             r->wait = PAGED_WAIT_PROMISE;
             return;
         }
+        while (r->needed_bytes > available(e) && paged__stores_give(e)) continue;
         if (e->n_running > 0 && !parked && r->needed_bytes > available(e)) return;
         if (e->n_running == e->config.max_running) {
             if (!parked) return;
@@ -358,6 +360,13 @@ static void give_up(paged_engine *e, paged__request *r, paged_status why) {
     }
 }
 
+/* Blocks of a group may lie scattered over memory that another one needs. True: over less now. Nothing holds
+ * a slot or a table yet. */
+static bool gathers(paged_engine *e) {
+    size_t moved_bytes = 0;
+    return e->n_groups > 1 && !paged_cache_compact(e->cache, SIZE_MAX, true, &moved_bytes) && moved_bytes > 0;
+}
+
 /* Slots for the next n_tokens of the request in place *at of the running ones. False: it has no part in this
  * step. *at moves with it, or, if it left the list, to the place before. */
 static bool reserve_next(paged_engine *e, int32_t *at, int32_t n_tokens) {
@@ -375,7 +384,7 @@ static bool reserve_next(paged_engine *e, int32_t *at, int32_t n_tokens) {
             r->wait = PAGED_WAIT_BLOCKS;
             e->stats.n_stalls++;
             return false;
-        } else {
+        } else if (s != PAGED_ERR_NO_BLOCKS || !gathers(e)) {
             give_up(e, r, s);
             --*at;
             return false;
@@ -400,14 +409,18 @@ static int32_t rows_to_score(const paged_engine *e) {
     return has_all ? e->max_outputs : e->max_outputs - (e->config.max_running - 1);
 }
 
-/* A request that gets its tokens from a store, and so has no part in this step: where layers have windows,
- * the next chunk of them is asked for here. */
-static bool fills(paged_engine *e, int32_t *at) {
-    paged__request *r = e->running[*at];
+/* A request that gets its tokens from a store, and so has no part in this step. Where layers have windows,
+ * the next chunk of them is asked for here; without room for it, which nobody gives for that, it computes
+ * the rest. */
+static bool fills(paged_engine *e, paged__request *r) {
     if (!r->load || r->load->state == PAGED__LOAD_READING) return r->load != NULL;
-    r->wait = PAGED_WAIT_NONE;
-    if (!reserve_next(e, at, paged__load_slots(e, r))) return true;
-    return paged__load_begin(e, r);
+    paged_status s;
+    while ((s = paged_seq_reserve(e->cache, r->seq, paged__load_slots(e, r))) == PAGED_ERR_NO_BLOCKS &&
+           paged__stores_give(e))
+        continue;
+    if (!s) return paged__load_begin(e, r);
+    paged__load_leave(e, r);
+    return false;
 }
 
 /* Without windows what begins lacks nothing (see begin). */
@@ -415,8 +428,7 @@ static void add_prompts(paged_engine *e, int32_t budget) {
     int32_t n_rows = rows_to_score(e);
     for (int32_t i = 0; i < e->n_running && budget > 0; i++) {
         paged__request *r = e->running[i];
-        if (r->awaits || decodes(r) || fills(e, &i)) continue;
-        r = e->running[i];
+        if (r->awaits || decodes(r) || fills(e, r)) continue;
         int32_t n = PAGED_MIN(r->n_tokens - r->n_cached, budget);
         if (paged__request_scores(r)) n_rows -= n = PAGED_MIN(n, n_rows);
         if (n == 0) continue;

@@ -53,6 +53,9 @@ enum { STATUS_MIN = 100, N_STATUS = 500 };
 typedef struct engine_facts {
     paged_engine_stats engine;
     paged_cache_stats cache;
+    const char *store_names[PAGED_STORES_MAX];
+    paged_store_stats stores[PAGED_STORES_MAX];
+    int32_t n_stores;
 } engine_facts;
 
 struct paged__metrics {
@@ -120,6 +123,9 @@ static void get_facts(paged_engine *engine, void *user) {
     engine_facts *f = user;
     paged_engine_get_stats(engine, &f->engine);
     paged_engine_get_cache_stats(engine, &f->cache);
+    f->n_stores = 0;
+    while (paged_engine_get_store(engine, f->n_stores, &f->store_names[f->n_stores], &f->stores[f->n_stores]))
+        f->n_stores++;
 }
 
 static void head(page *p, const char *name, const char *type, const char *help) {
@@ -213,6 +219,38 @@ static void put_memory(page *p, const engine_facts *f) {
              (double)c->n_misses[i]);
 }
 
+/* Of an engine without stores there is nothing to say. */
+static void put_stores(page *p, const engine_facts *f) {
+    const paged_engine_stats *e = &f->engine;
+    if (f->n_stores == 0) return;
+    one(p, "paged_store_asks_total", "counter", "Requests that asked stores.", (double)e->n_store_asks);
+    one(p, "paged_store_hits_total", "counter", "Of these, those that got tokens.", (double)e->n_store_hits);
+    one(p, "paged_store_tokens_total", "counter", "Tokens that came from stores.", (double)e->n_store_tokens);
+    head(p, "paged_store_bytes_total", "counter", "Bytes to and from stores.");
+    each(p, "paged_store_bytes_total", "way", "read", (double)e->n_store_read_bytes);
+    each(p, "paged_store_bytes_total", "way", "written", (double)e->n_store_written_bytes);
+    head(p, "paged_store_seconds_total", "counter", "Seconds spent with stores.");
+    each(p, "paged_store_seconds_total", "way", "read", e->store_read_ms / 1e3);
+    each(p, "paged_store_seconds_total", "way", "written", e->store_write_ms / 1e3);
+    one(p, "paged_store_dropped_total", "counter", "Blocks that were not written for want of time or memory.",
+        (double)e->n_store_dropped);
+    one(p, "paged_store_failures_total", "counter", "Reads and writes of stores that failed.",
+        (double)e->n_store_failures);
+    one(p, "paged_store_queued", "gauge", "Blocks that wait to be written.", e->n_store_queued);
+    head(p, "paged_store_records", "gauge", "Records in a store.");
+    for (int32_t i = 0; i < f->n_stores; i++)
+        each(p, "paged_store_records", "store", f->store_names[i], (double)f->stores[i].n_records);
+    head(p, "paged_store_stored_bytes", "gauge", "Bytes in a store.");
+    for (int32_t i = 0; i < f->n_stores; i++)
+        each(p, "paged_store_stored_bytes", "store", f->store_names[i], (double)f->stores[i].bytes);
+    head(p, "paged_store_damaged_total", "counter", "Records of a store that were not what they should be.");
+    for (int32_t i = 0; i < f->n_stores; i++)
+        each(p, "paged_store_damaged_total", "store", f->store_names[i], (double)f->stores[i].n_damaged);
+    head(p, "paged_store_up", "gauge", "1: the last call of a store got through.");
+    for (int32_t i = 0; i < f->n_stores; i++)
+        each(p, "paged_store_up", "store", f->store_names[i], f->stores[i].up);
+}
+
 static double resident_bytes(void) {
     double pages = 0;
     FILE *file = fopen("/proc/self/statm", "re");
@@ -277,6 +315,7 @@ void paged__metrics_reply(paged__conn *conn) {
     p.labels = labels.data ? labels.data : "";
     put_requests(&p, s->metrics, f);
     put_memory(&p, f);
+    put_stores(&p, f);
     put_process(&p, s);
     paged__reply(conn, 200, "text/plain; version=0.0.4; charset=utf-8", NULL, p.text.data, p.text.len);
     paged__buffer_free(&p.text);

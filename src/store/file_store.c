@@ -549,7 +549,8 @@ paged_status paged__file_store_read(paged__file_store *s, paged_record *record, 
     paged__entry entry;
     if (look_up(s, &record->key, &entry)) return PAGED_ERR_NOT_FOUND;
     /* A row that says what no record can be: as damaged as a slot. */
-    const bool possible = entry.groups && entry.groups >> s->shape.is.n_groups == 0 && entry.slot >= 0;
+    const bool possible = entry.groups && entry.groups >> s->shape.is.n_groups == 0 && entry.slot >= 0 &&
+                          entry.slot < s->slots.n_slots;
     const int error = possible ? read_slot(s, &entry, record, wanted) : EBADMSG;
     if (error == 0) {
         if (is_use) touch(s, &entry);

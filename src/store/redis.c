@@ -408,8 +408,9 @@ static paged_status flush_nothing(void *self, paged_error *err) {
 
 static void get_stats(void *self, paged_store_stats *out) {
     redis *r = self;
+    const uint64_t n_hits = r->n_hits; /* before the reads, so that there are never more of them */
     *out = (paged_store_stats){.n_reads = r->n_reads,
-                               .n_hits = r->n_hits,
+                               .n_hits = n_hits,
                                .n_writes = r->n_writes,
                                .n_damaged = r->n_damaged,
                                .n_failures = r->link.n_failures,

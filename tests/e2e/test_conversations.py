@@ -1,6 +1,7 @@
 """Goal: conversations are kept, in memory or on Redis, as they were: after a restart, after kill -9, for every server that shares them.
 Method: from outside; the oracle of an answer is a server that nothing has interrupted."""
 import json
+import os
 import time
 
 import pytest
@@ -168,6 +169,29 @@ def test_servers_share(model, redis, uninterrupted):
             assert same(say(server, path, TURNS[i]), uninterrupted[i])
             assert [c["n_messages"] for c in b.get("/v1/conversations")["data"]] == [3 + 2 * i]
         assert b.request("DELETE", path)[0] == 200 and a.request("GET", path)[0] == 404
+
+
+def test_a_password_comes_from_a_file_or_the_environment(paged, redis, tmp_path):
+    redis("ACL", "SETUSER", "ann", "on", ">secret-of-ann", "~*", "+@all")
+    redis("CONFIG", "SET", "requirepass", "sesame-of-all")
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    right.write_text("sesame-of-all\n", encoding="utf-8")
+    wrong.write_text("sesame-of-none\r\nsesame-of-all\n", encoding="utf-8")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PAGED_")}
+
+    def listing(*args, password=None):
+        env = clean if password is None else dict(clean, PAGED_REDIS_PASSWORD=password)
+        done = paged("chat", "--list", "--redis", redis.address, *args, env=env)
+        assert "sesame" not in done.stderr + done.stdout and "secret" not in done.stderr + done.stdout
+        return done.returncode
+
+    assert listing("--redis-password-file", right) == 0 and listing(password="sesame-of-all") == 0
+    assert listing("--redis-password-file", right, password="sesame-of-none") == 0  # the file comes first
+    assert listing("--redis-user", "ann", password="secret-of-ann") == 0
+    assert listing() == 1 and listing("--redis-password-file", wrong) == 1 and listing("--redis-user", "ann", password="sesame-of-all") == 1
+    assert listing("--redis-password-file", tmp_path / "none") == 1 and listing("--redis-user", "ann") == 2
+    assert paged("chat", "--list", "--redis-user", "ann", env=clean).returncode == 2
+    assert paged("chat", "--list", "--redis", "redis://:sesame-of-all@host", env=clean).returncode == 2
 
 
 def test_no_hit_across_salts(model, redis):

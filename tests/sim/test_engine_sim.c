@@ -181,7 +181,7 @@ typedef struct sim {
 } sim;
 
 static uint64_t n_preempted, n_ended[PAGED_FINISH_KINDS], n_cascades, n_stalls, n_tails, n_parked,
-    n_dropped_tokens, n_windowed, n_loaded, n_loaded_windowed, n_store_dropped;
+    n_dropped_tokens, n_windowed, n_loaded, n_loaded_windowed, n_hits_windowed, n_store_dropped;
 
 static int32_t below(sim *s, int32_t n) {
     return (int32_t)(paged__rand(&s->random) % (uint64_t)n);
@@ -503,6 +503,7 @@ static void finish(sim *s) {
     n_tails += cache.n_packed;
     if (s->f.window) n_windowed += stats.n_preemptions;
     if (s->f.window) n_loaded_windowed += stats.n_store_tokens;
+    if (s->f.window) n_hits_windowed += stats.n_store_hits;
     n_loaded += stats.n_store_tokens;
     n_store_dropped += stats.n_store_dropped;
 }
@@ -642,7 +643,8 @@ static void many_seeds(void) {
     CHECK(n_windowed > 0);
     printf("%d tokens from stores, %d of them with windows; %d blocks not written\n", (int)n_loaded,
            (int)n_loaded_windowed, (int)n_store_dropped);
-    CHECK(n_loaded > 10 * n_runs && n_loaded_windowed > n_runs && n_store_dropped > 0);
+    CHECK(n_loaded > 10 * n_runs && n_loaded_windowed > n_runs && n_hits_windowed > n_runs / 100 &&
+          n_store_dropped > 0);
     for (int i = 1; i < PAGED_FINISH_KINDS; i++) CHECK(n_ended[i] > 0);
 }
 

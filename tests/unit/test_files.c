@@ -4,6 +4,7 @@
  * other fingerprints, other versions, foreign files and notes are each tried with the result stated.
  */
 #include <fcntl.h>
+#include <pthread.h>
 #include <sqlite3.h>
 #include <sys/file.h>
 
@@ -505,6 +506,43 @@ static void notes_are_kept(void) {
     remove_tree(world_dir);
 }
 
+/* Counters are asked for, and notes written, by other threads than the one that has the store. */
+static void *beside(void *user) {
+    _Atomic bool *is_over = user;
+    char text[32];
+    int64_t n_notes = 0;
+    while (!*is_over) {
+        if (stats_of(&store).n_records > 20) return (void *)(intptr_t)-1; /* a CHECK is the main thread's */
+        snprintf(text, sizeof text, "%lld", (long long)n_notes);
+        if (notes.put(notes.self, "count", text, strlen(text), 0, NULL) == PAGED_OK) n_notes++;
+    }
+    return (void *)(intptr_t)n_notes;
+}
+
+static void beside_other_threads(void) {
+    _Atomic bool is_over = false;
+    pthread_t thread;
+    void *n_notes, *data;
+    size_t n_bytes;
+    char text[32];
+    new_dir();
+    open_slots(20);
+    CHECK(pthread_create(&thread, NULL, beside, (void *)&is_over) == 0);
+    for (int i = 0; i < 300; i++) {
+        put(i);
+        CHECK_EQ(get_number(&store, i), PAGED_OK);
+        if (i % 7 == 0) CHECK_EQ(store.flush(store.self, NULL), PAGED_OK);
+    }
+    is_over = true;
+    CHECK(pthread_join(thread, &n_notes) == 0);
+    CHECK((intptr_t)n_notes > 0);
+    snprintf(text, sizeof text, "%lld", (long long)(intptr_t)n_notes - 1);
+    CHECK_EQ(notes.get(notes.self, "count", &data, &n_bytes, NULL), PAGED_OK);
+    CHECK_STR(data, text);
+    free(data);
+    close_both();
+}
+
 #define TESTS(X)                                                                                             \
     X(comes_back_after_a_restart)                                                                            \
     X(twice_is_once)                                                                                         \
@@ -518,5 +556,6 @@ static void notes_are_kept(void) {
     X(one_process_at_a_time)                                                                                 \
     X(refused_configurations)                                                                                \
     X(other_versions_are_refused)                                                                            \
-    X(reading_only_writes_nothing) X(links_and_pipes) X(nobody_else_may_read) X(notes_are_kept)
+    X(reading_only_writes_nothing)                                                                           \
+    X(links_and_pipes) X(nobody_else_may_read) X(beside_other_threads) X(notes_are_kept)
 TEST_MAIN(TESTS)

@@ -797,6 +797,65 @@ static void notes_are_kept(void) {
     redis_end(&r[1]);
 }
 
+/* ---- threads ---- */
+
+typedef struct beside {
+    world *w;
+    atomic_bool stop;
+    atomic_int n_wrong;
+} beside;
+
+static void *look_at_stats(void *arg) {
+    beside *o = arg;
+    uint64_t before = 0;
+    while (!o->stop) {
+        const paged_store_stats stats = stats_of(o->w);
+        o->n_wrong += stats.n_reads < before || stats.n_hits > stats.n_reads;
+        before = stats.n_reads;
+    }
+    return NULL;
+}
+
+static void *use_notes(void *arg) {
+    beside *o = arg;
+    for (int i = 0; !o->stop; i++) {
+        char text[32];
+        void *data = NULL;
+        size_t size = 0;
+        const int n = snprintf(text, sizeof text, "note %d", i);
+        const paged_notes *notes = &o->w->notes;
+        o->n_wrong += notes->put(notes->self, "n", text, (size_t)n, 0, NULL) != PAGED_OK;
+        o->n_wrong += notes->get(notes->self, "n", &data, &size, NULL) != PAGED_OK || size != (size_t)n ||
+                      memcmp(data, text, size) != 0;
+        free(data);
+    }
+    return NULL;
+}
+
+/* Records in one thread, notes in another, counters in a third. */
+static void threads_do_not_meet(void) {
+    if (!has_redis(__func__)) return;
+    test_redis r = {0};
+    world w;
+    beside other = {.w = &w};
+    pthread_t threads[2];
+    redis_start(&r);
+    open_world(&w, (paged_redis_store_config){.servers = r.address}, "one");
+    CHECK_EQ(pthread_create(&threads[0], NULL, look_at_stats, &other), 0);
+    CHECK_EQ(pthread_create(&threads[1], NULL, use_notes, &other), 0);
+    int n_wrong = 0;
+    for (uint64_t n = 1; n <= 200; n++) {
+        fill(&a, n, n % 3 ? BLOCK : BLOCK - 1);
+        n_wrong += put(&w, &a) != PAGED_OK || get(&w, &got, n) != PAGED_OK;
+    }
+    other.stop = true;
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    close_world(&w);
+    redis_end(&r);
+    CHECK_EQ(n_wrong, 0);
+    CHECK_EQ(other.n_wrong, 0);
+}
+
 /* ---- configuration ---- */
 
 static void wrong_configurations_are_refused(void) {
@@ -862,6 +921,51 @@ static void wrong_configurations_are_refused(void) {
     store.close(store.self);
 }
 
+/* ---- memory ---- */
+
+static int64_t n_left;
+static int64_t n_held;
+
+static void *failing_alloc(void *user, size_t size, size_t align) {
+    (void)user;
+    if (n_left-- <= 0) return NULL;
+    n_held++;
+    return aligned_alloc(align, (size + align - 1) / align * align);
+}
+
+static void counted_free(void *user, void *ptr) {
+    (void)user;
+    n_held -= ptr != NULL;
+    free(ptr);
+}
+
+/* The n-th allocation fails, for n = 0, 1, 2 … until none does: an error, and nothing is held. */
+static void allocation_fails(void) {
+    const paged_allocator failing = {failing_alloc, counted_free, NULL};
+    const paged_redis_store_config config = {
+        .struct_size = sizeof config, .servers = "127.0.0.1:1", .user = "u", .password = "p"};
+    const paged_store_shape shape = shape_named("one");
+    world w;
+    bool works = false;
+    paged_allocator_set(&failing);
+    for (int64_t n = 0; !works && n < 100; n++) {
+        n_left = n;
+        n_held = 0;
+        paged_status status = paged_redis_store_create(&config, &w.store, &w.notes, &w.err);
+        const bool made = status == PAGED_OK;
+        if (made) status = w.store.open(w.store.self, &shape, &w.err);
+        works = status == PAGED_OK;
+        if (made) close_world(&w);
+        if ((status != PAGED_OK && status != PAGED_ERR_NO_MEMORY) || n_held != 0) {
+            paged_allocator_set(NULL);
+            test_fail(__FILE__, __LINE__, "allocation %d fails: %s, %d held", (int)n,
+                      paged_status_name(status), (int)n_held);
+        }
+    }
+    paged_allocator_set(NULL);
+    CHECK(works);
+}
+
 #define TESTS(X)                                                                                             \
     X(records_come_back)                                                                                     \
     X(use_prolongs_life)                                                                                     \
@@ -878,6 +982,8 @@ static void wrong_configurations_are_refused(void) {
     X(nonsense_is_a_miss)                                                                                    \
     X(endless_answers_end)                                                                                   \
     X(random_answers_are_misses)                                                                             \
+    X(threads_do_not_meet)                                                                                   \
+    X(allocation_fails)                                                                                      \
     X(notes_are_kept)                                                                                        \
     X(wrong_configurations_are_refused)
 TEST_MAIN(TESTS)

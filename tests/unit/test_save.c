@@ -246,7 +246,12 @@ static void refuses_what_is_damaged(void) {
     free(block);
     free(bytes);
     paged_engine_get_cache_stats(e, &after);
-    CHECK(memcmp(&before, &after, sizeof before) == 0);
+    CHECK_EQ(after.n_used, before.n_used);
+    CHECK_EQ(after.n_cached, before.n_cached);
+    CHECK_EQ(after.n_allocs, before.n_allocs);
+    CHECK_EQ(after.n_queries, before.n_queries);
+    CHECK_EQ(after.n_stored, before.n_stored);
+    CHECK_EQ(after.backed_bytes, before.backed_bytes);
     const answer a = ask(e, fixed, 50, NULL);
     same(&a, &want);
     paged_engine_free(e);

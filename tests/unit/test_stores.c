@@ -572,6 +572,53 @@ static void nobody_waits_for_writes(void) {
     paged_model_free(m);
 }
 
+/* An engine with a thread is woken by the store's; many requests from many prompts, there and back. */
+static void a_service_is_told(void) {
+    enum { N = 8 };
+    paged_model *m = load(test_seed);
+    memory_store *memory = memory_create();
+    static int32_t tokens[N][N_PROMPT];
+    static float first[N][N_NEW];
+    for (int i = 0; i < N; i++) fill_prompt(tokens[i], N_PROMPT, test_seed + (uint64_t)i);
+    for (int round = 0; round < 2; round++) {
+        const paged_store store = memory_as_store(memory);
+        const paged_service_config c = {.struct_size = sizeof c,
+                                        .engine = {.n_ctx = N_CTX,
+                                                   .max_running = 3,
+                                                   .n_threads = 1,
+                                                   .poison = true,
+                                                   .stores = &store,
+                                                   .n_stores = 1}};
+        paged_service *s = NULL;
+        uint64_t ids[N];
+        CHECK_EQ(paged_service_create(m, &c, &s, NULL), PAGED_OK);
+        for (int i = 0; i < N; i++) {
+            paged_request q;
+            paged_request_init(&q);
+            q.tokens = tokens[i];
+            q.n_tokens = N_PROMPT;
+            q.max_tokens = N_NEW;
+            q.ignore_eos = q.logprobs = true;
+            CHECK_EQ(paged_service_submit(s, &q, &ids[i], NULL), PAGED_OK);
+        }
+        for (int i = 0; i < N; i++) {
+            paged_output o = {0};
+            for (int n = 0; !o.finish; n += o.n_tokens) {
+                CHECK_EQ(paged_service_read(s, ids[i], -1, &o), PAGED_OK);
+                for (int k = 0; k < o.n_tokens && round == 0; k++) first[i][n + k] = o.logprobs[k];
+                for (int k = 0; k < o.n_tokens && round == 1; k++) CHECK(first[i][n + k] == o.logprobs[k]);
+            }
+            CHECK_EQ(o.finish, PAGED_FINISH_LENGTH);
+            CHECK_EQ(o.store_tokens, round ? (N_PROMPT - 1) / 16 * 16 : 0);
+            if (i % 2) CHECK_EQ(paged_service_release(s, ids[i]), PAGED_OK);
+        }
+        paged_service_free(s);
+    }
+    CHECK_EQ(memory->n_conflicts, 0);
+    memory_destroy(memory);
+    paged_model_free(m);
+}
+
 /* ---- create and free ---- */
 
 static void who_closes(void) {
@@ -615,5 +662,6 @@ static void who_closes(void) {
     X(slow_ones_are_not_asked_for_bytes)                                                                     \
     X(may_go_while_it_loads)                                                                                 \
     X(nobody_waits_for_writes)                                                                               \
+    X(a_service_is_told)                                                                                     \
     X(who_closes)
 TEST_MAIN(TESTS)
