@@ -10,8 +10,9 @@
  * time to mean anything.
  *
  * "Without" a table, the same code takes the blocks of a sequence to lie in order behind its first one, as
- * they do here. On the device that is an option of the program; of the CPU's kernels this file compiles the
- * code between tables and kernels (attn_run.c, tiles.c) a second time, with another paged__table_at. */
+ * they do here. On the device that is an option of the program; of the processor's kernels this file compiles
+ * the code between tables and kernels (attn_run.c, tiles.c) a second time, with a paged__table_at that does
+ * either. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -23,22 +24,24 @@
 #include "ops/tables.h"
 #include "paged/opencl.h"
 
-/* ---- the CPU's kernels, without tables ---- */
+/* ---- the CPU's kernels, with and without tables ---- */
 
-static inline paged__slot direct_at(const paged_kv *kv, const paged__table *table, int32_t block,
-                                    int32_t offset) {
-    (void)kv;
-    return (paged__slot){table->blocks[0] + block, offset};
+static bool is_direct;
+
+static inline paged__slot with_or_without(const paged_kv *kv, const paged__table *table, int32_t block,
+                                          int32_t offset) {
+    if (is_direct) return (paged__slot){table->blocks[0] + block, offset};
+    return paged__table_at(kv, table, block, offset);
 }
-#define paged__table_at    direct_at
-#define paged__tiles_find  direct_tiles_find
-#define paged__scales_find direct_scales_find
-#define paged__tiles_pack  direct_tiles_pack
-#define paged__tiles_widen direct_tiles_widen
-#define paged_attn_run     direct_run
-#define paged_attn_merge   direct_merge
-void direct_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith, int32_t nth);
-void direct_merge(paged_attn *attn, const paged_attn_io *io, int32_t ith, int32_t nth);
+#define paged__table_at    with_or_without
+#define paged__tiles_find  copy_tiles_find
+#define paged__scales_find copy_scales_find
+#define paged__tiles_pack  copy_tiles_pack
+#define paged__tiles_widen copy_tiles_widen
+#define paged_attn_run     copy_run
+#define paged_attn_merge   copy_merge
+void copy_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith, int32_t nth);
+void copy_merge(paged_attn *attn, const paged_attn_io *io, int32_t ith, int32_t nth);
 #include "ops/attn_run.c"
 #include "ops/tiles.c"
 #undef paged_attn_run
@@ -196,8 +199,13 @@ typedef struct side {
 static void run_cpu(world *w) {
     paged_attn_run(w->attn, &w->here, &(paged_attn_io){.q = w->q, .out = w->out}, 0, 1);
 }
+static void run_cpu_tables(world *w) {
+    is_direct = false;
+    copy_run(w->attn, &w->here, &(paged_attn_io){.q = w->q, .out = w->out}, 0, 1);
+}
 static void run_cpu_direct(world *w) {
-    direct_run(w->attn, &w->here, &(paged_attn_io){.q = w->q, .out = w->out}, 0, 1);
+    is_direct = true;
+    copy_run(w->attn, &w->here, &(paged_attn_io){.q = w->q, .out = w->out}, 0, 1);
 }
 static void run_on(world *w, paged_cl_attn *attn) {
     paged_error err;
@@ -291,11 +299,11 @@ static void lookups(void) {
     static const int32_t block_sizes[] = {16, 64};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         for (size_t b = 0; b < sizeof block_sizes / sizeof block_sizes[0]; b++) {
-            /* One sequence, and less than caches hold: a look-up weighs most where nothing waits for memory. */
+            /* Less than caches hold: a look-up weighs most where nothing waits for memory. */
             world w = {.shape = shapes[i], .n_seqs = 2, .n_keys = 2048, .block_size = block_sizes[b]};
             open_world(&w, true);
             print_lookup(&w, "opencl", run_cl, run_cl_direct);
-            print_lookup(&w, paged_attn_kernels(w.attn), run_cpu, run_cpu_direct);
+            print_lookup(&w, paged_attn_kernels(w.attn), run_cpu_tables, run_cpu_direct);
             close_world(&w);
         }
 }
