@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("PAGED_BUILD", ROOT / "build" / "release"))
 CONSUMER = ROOT / "tests" / "api" / "consumer"
 # Which public headers which library has.
-CORE, ENGINE = ("base", "kv", "mem", "ops", "plan"), ("model", "engine", "service", "conversation")
+CORE, ENGINE = ("base", "kv", "mem", "ops", "opencl", "arena", "plan"), ("model", "engine", "service", "conversation")
 VERSION = re.search(r'VERSION_STRING "([0-9.]+)"', (ROOT / "include/paged/version.h").read_text())[1]
 
 
