@@ -3,15 +3,16 @@
  *
  *     ./x bench opencl [build|lookup|decode]
  *
- * Others may work on this machine, so times of a pair are taken in turns, and what is compared is the CPU time
- * of all threads of the process, which waiting for a core does not change. The processor's own kernels run on
- * one thread, the device's on all that it has: neither spins while it waits. A figure is the median of the
- * rounds, of a ratio that of the ratios of each round. The device must be this processor (PoCL) for CPU time
- * to mean anything.
+ * Others may work on this machine, so the two of a pair take turns, and what is compared is the CPU time
+ * of all threads of the process, which waiting for a core does not change. The processor's own kernels run
+ * on one thread, the device's on all that it has: neither spins while it waits. A figure is the median of
+ * the rounds, of a ratio that of the ratios of each round. The device must be this processor (PoCL) for CPU
+ * time to mean anything.
  *
  * "Without" a table, the same code takes the blocks of a sequence to lie in order behind its first one, as
- * they do here. On the device that is an option of the program; of the CPU's kernels this file compiles the
- * code between tables and kernels (attn_run.c, tiles.c) a second time, with another paged__table_at. */
+ * they do here. On the device that is an option of the program; of the processor's kernels this file compiles
+ * the code between tables and kernels (attn_run.c, tiles.c) a second time, with a paged__table_at that does
+ * either. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -23,22 +24,24 @@
 #include "ops/tables.h"
 #include "paged/opencl.h"
 
-/* ---- the CPU's kernels, without tables ---- */
+/* ---- the CPU's kernels, with and without tables ---- */
 
-static inline paged__slot direct_at(const paged_kv *kv, const paged__table *table, int32_t block,
-                                    int32_t offset) {
-    (void)kv;
-    return (paged__slot){table->blocks[0] + block, offset};
+static bool is_direct;
+
+static inline paged__slot with_or_without(const paged_kv *kv, const paged__table *table, int32_t block,
+                                          int32_t offset) {
+    if (is_direct) return (paged__slot){table->blocks[0] + block, offset};
+    return paged__table_at(kv, table, block, offset);
 }
-#define paged__table_at    direct_at
-#define paged__tiles_find  direct_tiles_find
-#define paged__scales_find direct_scales_find
-#define paged__tiles_pack  direct_tiles_pack
-#define paged__tiles_widen direct_tiles_widen
-#define paged_attn_run     direct_run
-#define paged_attn_merge   direct_merge
-void direct_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith, int32_t nth);
-void direct_merge(paged_attn *attn, const paged_attn_io *io, int32_t ith, int32_t nth);
+#define paged__table_at    with_or_without
+#define paged__tiles_find  copy_tiles_find
+#define paged__scales_find copy_scales_find
+#define paged__tiles_pack  copy_tiles_pack
+#define paged__tiles_widen copy_tiles_widen
+#define paged_attn_run     copy_run
+#define paged_attn_merge   copy_merge
+void copy_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith, int32_t nth);
+void copy_merge(paged_attn *attn, const paged_attn_io *io, int32_t ith, int32_t nth);
 #include "ops/attn_run.c"
 #include "ops/tiles.c"
 #undef paged_attn_run
@@ -52,7 +55,7 @@ typedef struct shape {
 } shape;
 
 static const shape shapes[] = {{"smollm2-135m", 9, 3, 64}, {"llama-3-8b", 32, 8, 128}};
-enum { SEQS_MAX = 16, ROUNDS = 41 };
+enum { SEQS_MAX = 16, ROUNDS_MAX = 601 };
 
 typedef struct world {
     shape shape;
@@ -189,14 +192,20 @@ static void close_world(world *w) {
 
 typedef struct side {
     void (*run)(world *w);
-    double seconds[ROUNDS]; /* CPU time of a call */
+    double seconds[ROUNDS_MAX]; /* CPU time of a call */
+    int32_t n_rounds;
 } side;
 
 static void run_cpu(world *w) {
     paged_attn_run(w->attn, &w->here, &(paged_attn_io){.q = w->q, .out = w->out}, 0, 1);
 }
+static void run_cpu_tables(world *w) {
+    is_direct = false;
+    copy_run(w->attn, &w->here, &(paged_attn_io){.q = w->q, .out = w->out}, 0, 1);
+}
 static void run_cpu_direct(world *w) {
-    direct_run(w->attn, &w->here, &(paged_attn_io){.q = w->q, .out = w->out}, 0, 1);
+    is_direct = true;
+    copy_run(w->attn, &w->here, &(paged_attn_io){.q = w->q, .out = w->out}, 0, 1);
 }
 static void run_on(world *w, paged_cl_attn *attn) {
     paged_error err;
@@ -232,24 +241,29 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The median, and with `part` 1 or 3 a quartile. */
-static double middle(const double *values, int32_t part) {
-    double sorted[ROUNDS];
-    memcpy(sorted, values, sizeof sorted);
-    qsort(sorted, ROUNDS, sizeof *sorted, ascending);
-    return sorted[ROUNDS * part / 4];
+/* Of n values, the one at `part` of their order: 0.5 is the median. */
+static double middle(const double *values, int32_t n, double part) {
+    double sorted[ROUNDS_MAX];
+    memcpy(sorted, values, (size_t)n * sizeof *sorted);
+    qsort(sorted, (size_t)n, sizeof *sorted, ascending);
+    return sorted[(int32_t)((n - 1) * part + 0.5)];
 }
 
-static void ratios(const double *a, const double *b, double *out) {
-    for (int32_t i = 0; i < ROUNDS; i++) out[i] = a[i] / b[i];
+static double typical(const side *s) {
+    return middle(s->seconds, s->n_rounds, 0.5);
+}
+
+static void ratios(const side *a, const side *b, double *out) {
+    for (int32_t i = 0; i < a->n_rounds; i++) out[i] = a->seconds[i] / b->seconds[i];
 }
 
 /* Rounds of both, each first in turns, of so many seconds each. */
-static void compare(world *w, side *a, side *b, double seconds) {
+static void compare(world *w, side *a, side *b, int32_t n_rounds, double seconds) {
+    a->n_rounds = b->n_rounds = n_rounds;
     measure(w, a, 0, 3);
     measure(w, b, 0, 3);
     const int32_t n_a = 1 + (int32_t)(seconds / a->seconds[0]), n_b = 1 + (int32_t)(seconds / b->seconds[0]);
-    for (int32_t i = 0; i < ROUNDS; i++) {
+    for (int32_t i = 0; i < n_rounds; i++) {
         if (i % 2) measure(w, a, i, n_a);
         measure(w, b, i, n_b);
         if (i % 2 == 0) measure(w, a, i, n_a);
@@ -264,54 +278,56 @@ static const char *type_name(paged_type type) {
 /* ---- the rows ---- */
 
 static void print_lookup(world *w, const char *where, void (*with)(world *), void (*without)(world *)) {
+    enum { N = ROUNDS_MAX };
     side a = {.run = with}, b = {.run = without};
-    double ratio[ROUNDS];
-    compare(w, &a, &b, 0.03);
-    ratios(b.seconds, a.seconds, ratio);
+    double ratio[N];
+    compare(w, &a, &b, N, 0.005);
+    ratios(&b, &a, ratio);
+    /* The median lies between these two of the order with 95 %. */
+    const double half = 0.98 / sqrt(N);
     printf(
         "{\"what\": \"lookup\", \"where\": \"%s\", \"shape\": \"%s\", \"type\": \"%s\", \"sequences\": %d, "
         "\"keys\": %d, \"block_size\": %d, \"with_us\": %.1f, \"without_us\": %.1f, \"share\": %.5f, "
-        "\"share_quartiles\": [%.5f, %.5f]}\n",
-        where, w->shape.name, type_name(w->type), w->n_seqs, w->n_keys, w->block_size,
-        1e6 * middle(a.seconds, 2), 1e6 * middle(b.seconds, 2), 1 - middle(ratio, 2), 1 - middle(ratio, 3),
-        1 - middle(ratio, 1));
+        "\"share_95\": [%.5f, %.5f]}\n",
+        where, w->shape.name, type_name(w->type), w->n_seqs, w->n_keys, w->block_size, 1e6 * typical(&a),
+        1e6 * typical(&b), 1 - middle(ratio, N, 0.5), 1 - middle(ratio, N, 0.5 + half),
+        1 - middle(ratio, N, 0.5 - half));
     fflush(stdout);
 }
 
 static void lookups(void) {
-    static const int32_t block_sizes[] = {16, 64, 128};
+    static const int32_t block_sizes[] = {16, 64};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         for (size_t b = 0; b < sizeof block_sizes / sizeof block_sizes[0]; b++) {
-            world w = {.shape = shapes[i], .n_seqs = 4, .n_keys = 4096, .block_size = block_sizes[b]};
+            /* Less than caches hold: a look-up weighs most where nothing waits for memory. */
+            world w = {.shape = shapes[i], .n_seqs = 2, .n_keys = 2048, .block_size = block_sizes[b]};
             open_world(&w, true);
             print_lookup(&w, "opencl", run_cl, run_cl_direct);
-            print_lookup(&w, paged_attn_kernels(w.attn), run_cpu, run_cpu_direct);
+            print_lookup(&w, paged_attn_kernels(w.attn), run_cpu_tables, run_cpu_direct);
             close_world(&w);
         }
 }
 
 static void decodes(void) {
     static const paged_type types[] = {PAGED_TYPE_F16, PAGED_TYPE_F32, PAGED_TYPE_BF16, PAGED_TYPE_I8};
-    static const struct {
-        uint32_t keep;
-    } sets[] = {{PAGED_CPU_AVX2}, {PAGED_CPU_AVX2 | PAGED_CPU_AVX512}, {~0u}};
+    /* What the driver compiles for, at most, then all that there is. */
+    static const uint32_t sets[] = {PAGED_CPU_AVX2 | PAGED_CPU_AVX512, ~0u};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         for (size_t t = 0; t < 4; t++)
             for (size_t k = 0; k < sizeof sets / sizeof sets[0]; k++) {
-                paged_cpu_mask(sets[k].keep);
+                paged_cpu_mask(sets[k]);
                 world w = {
                     .shape = shapes[i], .type = types[t], .n_seqs = 4, .n_keys = 4096, .block_size = 64};
                 side cl = {.run = run_cl}, cpu = {.run = run_cpu};
-                double ratio[ROUNDS];
+                double ratio[ROUNDS_MAX];
                 open_world(&w, false);
-                compare(&w, &cl, &cpu, 0.02);
-                ratios(cl.seconds, cpu.seconds, ratio);
+                compare(&w, &cl, &cpu, 25, 0.02);
+                ratios(&cl, &cpu, ratio);
                 printf("{\"what\": \"decode\", \"shape\": \"%s\", \"type\": \"%s\", \"sequences\": %d, "
                        "\"keys\": %d, \"block_size\": %d, \"opencl_us\": %.1f, \"kernels\": \"%s\", "
                        "\"kernels_us\": %.1f, \"ratio\": %.3f}\n",
-                       w.shape.name, type_name(w.type), w.n_seqs, w.n_keys, w.block_size,
-                       1e6 * middle(cl.seconds, 2), paged_attn_kernels(w.attn), 1e6 * middle(cpu.seconds, 2),
-                       middle(ratio, 2));
+                       w.shape.name, type_name(w.type), w.n_seqs, w.n_keys, w.block_size, 1e6 * typical(&cl),
+                       paged_attn_kernels(w.attn), 1e6 * typical(&cpu), middle(ratio, cl.n_rounds, 0.5));
                 fflush(stdout);
                 close_world(&w);
             }

@@ -7,6 +7,7 @@
 #include "paged/base.h"
 #include "paged/kv.h"
 #include "paged/mem.h"
+#include "paged/opencl.h"
 #include "paged/ops.h"
 #include "paged/plan.h"
 

@@ -232,6 +232,21 @@ def test_fit(paged, model):
     assert paged(*arguments, "--fit", "--pool-bytes", "1M").returncode == 2
 
 
+def test_device(paged, model_f32):
+    """On an OpenCL device, where there is one, the text is the processor's, with weights that round no activation; where there is
+    none, that is said. No other name is a device."""
+    arguments = ("run", "--model", model_f32, "--prompt", QUESTION, "-n", 32, "--ctx", 128, "--stats")
+    done = paged(*arguments, "--device", "opencl")
+    if "no OpenCL" in done.stderr:
+        assert done.returncode == 1 and not done.stdout
+    else:
+        assert done.returncode == 0 and "KV read back 0 B" in done.stderr, done.stderr
+        assert done.stdout == paged(*arguments, "--device", "cpu").stdout
+    done = paged(*arguments, "--device", "abacus")
+    assert done.returncode == 1 and 'device is "abacus"; cpu, opencl' in done.stderr
+    assert "this machine, not that of --device" in paged(*arguments, "--device", "opencl", "--fit").stderr
+
+
 def test_windows_in_plan_and_inspect(paged, tiny):
     path = tiny("gemma3")[2]
     assert "6 of 7 layers keep 24 tokens" in paged("run", "--model", path, "--prompt", "hi", "-n", 2).stderr

@@ -258,22 +258,22 @@ static void bad_keys_stay_where_they_are(void) {
         const shape s = {.type = (paged_type)type,
                          .layout = type == PAGED_TYPE_F32 ? PAGED_LAYOUT_PLAIN : PAGED_LAYOUT_PACKED,
                          .block_size = 16,
-                         .n_heads = 6,
-                         .n_kv_heads = 2,
-                         .dk = 32,
-                         .dv = 32};
-        const int32_t n = 100, bad = 37;
+                         .n_heads = 3,
+                         .n_kv_heads = 3,
+                         .dk = 48,
+                         .dv = 48};
+        const int32_t n = 100, bad = 37, row = 3 * 48;
         world w = world_make(s, 1, &n, &n, FILL_UNIFORM, &rng);
         place p = place_make(&w, s.layout, 16, false, false, false, &rng);
         result want = elsewhere(&w, &p, NULL);
         int64_t slot = (int64_t)p.blocks[bad / 16] * 16 + bad % 16;
-        float x[64];
-        for (int32_t i = 0; i < 64; i++) x[i] = NAN;
-        CHECK_EQ(paged_kv_write(&p.kv, x, 0, x, 0, &slot, 1, 0, 1), 128);
+        float x[3 * 48];
+        for (int32_t i = 0; i < row; i++) x[i] = NAN;
+        CHECK_EQ(paged_kv_write(&p.kv, x, 0, x, 0, &slot, 1, 0, 1), 2 * row);
         result r = elsewhere(&w, &p, NULL);
-        CHECK(memcmp(r.out, want.out, (size_t)(bad * 6 * 32) * sizeof(float)) == 0);
-        CHECK(memcmp(r.lse, want.lse, (size_t)(bad * 6) * sizeof(float)) == 0);
-        for (int32_t i = bad * 6 * 32; i < n * 6 * 32; i++) CHECK(!isfinite(r.out[i]));
+        CHECK(memcmp(r.out, want.out, (size_t)(bad * row) * sizeof(float)) == 0);
+        CHECK(memcmp(r.lse, want.lse, (size_t)(bad * 3) * sizeof(float)) == 0);
+        for (int32_t i = bad * row; i < n * row; i++) CHECK(!isfinite(r.out[i]));
         result_free(&r);
         result_free(&want);
         place_free(&p);
@@ -340,7 +340,7 @@ static void refuses_what_the_cpu_refuses(void) {
     if (!device_open()) return;
     uint64_t rng = test_seed;
     const shape s = {
-        .layout = PAGED_LAYOUT_PACKED, .block_size = 16, .n_heads = 2, .n_kv_heads = 2, .dk = 16, .dv = 16};
+        .layout = PAGED_LAYOUT_PACKED, .block_size = 16, .n_heads = 3, .n_kv_heads = 3, .dk = 48, .dv = 48};
     const int32_t n_keys = 40, n_q = 1, cu[] = {0, 1};
     world w = world_make(s, 1, &n_keys, &n_q, FILL_UNIFORM, &rng);
     place p = place_make(&w, s.layout, 16, false, false, false, &rng);
@@ -455,10 +455,10 @@ static void nothing_leaks(void) {
     const shape s = {.type = PAGED_TYPE_I8,
                      .layout = PAGED_LAYOUT_PACKED,
                      .block_size = 16,
-                     .n_heads = 2,
-                     .n_kv_heads = 2,
-                     .dk = 16,
-                     .dv = 16};
+                     .n_heads = 3,
+                     .n_kv_heads = 3,
+                     .dk = 48,
+                     .dv = 48};
     const int32_t n_keys = 2000, n_q = 1;
     world w = world_make(s, 1, &n_keys, &n_q, FILL_UNIFORM, &rng);
     place p = place_make(&w, s.layout, 16, false, false, false, &rng);
@@ -472,7 +472,7 @@ static void nothing_leaks(void) {
         result r = whole(&w, &p, &a, attn);
         paged_cl_get_stats(device, &during);
         CHECK_EQ(during.pool_bytes, before.pool_bytes + place_bytes(&p));
-        CHECK_EQ(during.scale_bytes, place_bytes(&p) / 5); /* 8 of 40 bytes */
+        CHECK_EQ(during.scale_bytes, place_bytes(&p) / 104 * 8); /* 8 of 48 + 48 + 8 bytes */
         CHECK(during.table_bytes > before.table_bytes && during.io_bytes > before.io_bytes);
         CHECK(during.state_bytes > before.state_bytes);
         result_free(&r);
@@ -541,10 +541,10 @@ static void a_block_waits_for_its_transfer(void) {
     const shape s = {.type = PAGED_TYPE_F32,
                      .layout = PAGED_LAYOUT_PACKED,
                      .block_size = 16,
-                     .n_heads = 2,
-                     .n_kv_heads = 2,
-                     .dk = 16,
-                     .dv = 16};
+                     .n_heads = 3,
+                     .n_kv_heads = 3,
+                     .dk = 48,
+                     .dv = 48};
     const int32_t n_keys = 16, n_q = 1;
     world w = world_make(s, 1, &n_keys, &n_q, FILL_UNIFORM, &rng);
     place p = place_make(&w, s.layout, 16, true, false, false, &rng);
@@ -553,7 +553,7 @@ static void a_block_waits_for_its_transfer(void) {
     const size_t size = (size_t)p.kv.block_stride, at = (size_t)p.blocks[0] * size;
     uint8_t *out = take(size, 1), *old = take(size, 1);
     memcpy(old, p.bytes + at, size);
-    float x[2 * 16] = {0};
+    float x[3 * 48] = {0};
     int64_t slots[16];
     uint64_t ticket;
     paged_error err;
@@ -626,27 +626,27 @@ static void transfers_have_a_limit(void) {
 static void a_cache_lives_on_the_device(void) {
     if (!device_open()) return;
     const paged_group_config group = {.n_layers = 2,
-                                      .n_kv_heads = 2,
-                                      .head_dim_k = 16,
+                                      .n_kv_heads = 3,
+                                      .head_dim_k = 48,
                                       .type = PAGED_TYPE_F32,
                                       .layout = PAGED_LAYOUT_PACKED};
     paged_arena arena;
     paged_cache *cache = NULL;
     paged_error err;
-    CHECK_EQ(paged_cl_arena_create(device, 64 << 10, &arena, &err), PAGED_OK);
+    CHECK_EQ(paged_cl_arena_create(device, 512 << 10, &arena, &err), PAGED_OK);
     const paged_cache_config config = {.struct_size = sizeof config,
                                        .groups = &group,
                                        .n_groups = 1,
-                                       .pool_bytes = 64 << 10,
+                                       .pool_bytes = 512 << 10,
                                        .arena = &arena};
     CHECK_EQ(paged_cache_create(&config, &cache, &err), PAGED_OK);
     paged_kv kv;
     CHECK_EQ(paged_cache_kv(cache, 0, 1, &kv), PAGED_OK);
     CHECK_EQ((uintptr_t)kv.k - PAGED_ARENA_AWAY, (uintptr_t)kv.block_stride / 2);
     const paged_attn_config ac = {.struct_size = sizeof ac,
-                                  .n_heads = 2,
-                                  .n_kv_heads = 2,
-                                  .head_dim_k = 16,
+                                  .n_heads = 3,
+                                  .n_kv_heads = 3,
+                                  .head_dim_k = 48,
                                   .block_size = 16,
                                   .type = PAGED_TYPE_F32,
                                   .layout = PAGED_LAYOUT_PACKED,
@@ -656,10 +656,11 @@ static void a_cache_lives_on_the_device(void) {
 
     /* 20 tokens whose keys are all zero, so that a result is the mean of the values: 0 … 19. */
     paged_seq parent, child;
-    float k[21 * 32] = {0}, v[21 * 32], q[32] = {0}, out[32];
+    enum { ROW = 3 * 48 };
+    float k[21 * ROW] = {0}, v[21 * ROW], q[ROW] = {0}, out[ROW];
     int32_t tokens[21] = {0};
     int64_t slots[21];
-    for (int32_t i = 0; i < 21 * 32; i++) v[i] = (float)(i / 32);
+    for (int32_t i = 0; i < 21 * ROW; i++) v[i] = (float)(i / ROW);
     CHECK_EQ(paged_seq_create(cache, &parent), PAGED_OK);
     CHECK_EQ(paged_seq_reserve(cache, parent, 20), PAGED_OK);
     CHECK_EQ(paged_seq_slots(cache, parent, 0, 0, 20, slots), PAGED_OK);
@@ -670,7 +671,7 @@ static void a_cache_lives_on_the_device(void) {
     CHECK_EQ(paged_seq_reserve(cache, child, 1), PAGED_OK); /* copies the second block */
     CHECK_EQ(paged_seq_slots(cache, child, 0, 20, 1, slots), PAGED_OK);
     CHECK_EQ(paged_cl_slots_plan(attn, &kv, slots, 1, &err), PAGED_OK);
-    CHECK_EQ(paged_cl_kv_write(attn, &kv, k, 0, v + 20 * 32, 0, NULL, &err), PAGED_OK);
+    CHECK_EQ(paged_cl_kv_write(attn, &kv, k, 0, v + 20 * ROW, 0, NULL, &err), PAGED_OK);
     CHECK_EQ(paged_seq_commit(cache, child, tokens, 1), PAGED_OK);
 
     const paged_seq seqs[] = {parent, child};
@@ -683,7 +684,7 @@ static void a_cache_lives_on_the_device(void) {
         batch.tables.n_seqs = 1;
         CHECK_EQ(paged_cl_attn_plan(attn, &batch, &kv, &err), PAGED_OK);
         CHECK_EQ(paged_cl_attn_run(attn, &kv, &(paged_attn_io){.q = q, .out = out}, &err), PAGED_OK);
-        for (int32_t d = 0; d < 32; d++) CHECK(fabsf(out[d] - (float)(n_keys - 1) / 2) < 1e-5f);
+        for (int32_t d = 0; d < ROW; d++) CHECK(fabsf(out[d] - (float)(n_keys - 1) / 2) < 1e-5f);
     }
     CHECK_EQ(paged_cache_check(cache, &err), PAGED_OK);
     paged_cl_attn_free(attn);

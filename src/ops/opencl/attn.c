@@ -21,7 +21,8 @@ struct paged_cl_attn {
     paged_cl *cl;
     paged__cl_pool *pool;
     paged_attn_config config; /* defaults filled in */
-    int32_t group, n_rows_max;
+    int32_t group;
+    int32_t state_rows; /* of an item that decodes */
     float scale_log2, softcap_log2;
     cl_program program;
     cl_kernel write, attend, merge;
@@ -46,7 +47,7 @@ static void make_options(const paged_cl_attn *a, bool direct, char options[OPTIO
              a->cl->divides_exactly ? " -cl-fp32-correctly-rounded-divide-sqrt" : "", c->head_dim_k,
              c->head_dim_v, c->block_size, c->n_heads, c->n_kv_heads, (int)c->type,
              c->layout == PAGED_LAYOUT_PACKED, !c->non_causal, c->window, c->softcap != 0, c->alibi != NULL,
-             a->n_rows_max, PAGED_ATTN_STEP, PAGED_ATTN_SPLIT, direct);
+             PAGED__CL_ROWS, PAGED_ATTN_STEP, PAGED_ATTN_SPLIT, direct);
 }
 
 static paged_status make_kernels(paged_cl_attn *a, paged_error *err) {
@@ -70,10 +71,10 @@ static size_t state_bytes(const paged_cl_attn *a) {
 /* States for every split of everything that decodes, unless that is very much. */
 static paged_status take_states(paged_cl_attn *a, paged_error *err) {
     const paged_attn_config *c = &a->config;
-    const size_t of_item = (size_t)c->n_kv_heads * (size_t)a->n_rows_max;
+    const size_t of_item = (size_t)c->n_kv_heads * (size_t)a->state_rows;
     const size_t n_splits = ((size_t)c->max_k + PAGED_ATTN_SPLIT - 1) / PAGED_ATTN_SPLIT;
     const size_t n_items = n_splits * (size_t)PAGED_MIN(c->max_seqs, c->max_q) *
-                           ((size_t)(a->group + a->n_rows_max - 1) / (size_t)a->n_rows_max);
+                           ((size_t)(a->group + PAGED__CL_ROWS - 1) / PAGED__CL_ROWS);
     const size_t n_most = PAGED_MIN(STATES_BYTES_MAX / (of_item * state_bytes(a)), n_items);
     a->n_states_max = n_splits > 1 ? (int32_t)(n_most * of_item) : 0;
     return paged__cl_buffer_reserve(a->cl, &a->states, (size_t)a->n_states_max * state_bytes(a),
@@ -147,7 +148,7 @@ static paged_status start_attend(paged_cl_attn *a, const paged__cl_kv *kv, int64
 }
 
 static paged_status start_merge(paged_cl_attn *a, bool lse, bool sinks, paged_error *err) {
-    const size_t size[] = {(size_t)a->config.n_kv_heads, (size_t)a->n_rows_max, a->n_merges};
+    const size_t size[] = {(size_t)a->config.n_kv_heads, (size_t)a->state_rows, a->n_merges};
     int32_t code = set_buffer(a, a->merge, 0, &a->items);
     code |= set_buffer(a, a->merge, 1, &a->merges);
     code |= set_buffer(a, a->merge, 2, &a->out);
@@ -205,7 +206,7 @@ static paged_status create(paged_cl_attn *a, const paged_attn_config *config, bo
     if (s) return s;
     const paged_attn_config *c = &a->config;
     a->group = c->n_heads / c->n_kv_heads;
-    a->n_rows_max = (int32_t)PAGED_MIN(PAGED__CL_ROWS, (int64_t)c->max_q * a->group);
+    a->state_rows = PAGED_MIN(a->group, (int32_t)PAGED__CL_ROWS);
     a->scale_log2 = (float)(c->scale * LOG2_E);
     a->softcap_log2 = (float)(c->softcap * LOG2_E);
     s = take_states(a, err);
@@ -368,7 +369,7 @@ static bool add_item(paged_cl_attn *a, const paged__cl_item *item) {
 
 /* The splits of an item that decodes go to states, one each, as long as there are some left. */
 static bool add_splits(paged_cl_attn *a, paged__cl_item item) {
-    const int32_t of_item = a->config.n_kv_heads * a->n_rows_max, end = item.split_end,
+    const int32_t of_item = a->config.n_kv_heads * a->state_rows, end = item.split_end,
                   n = end - item.split_first;
     if (n < 2 || (int64_t)n * of_item > a->n_states_max - a->n_states) return add_item(a, &item);
     const merge m = {(int32_t)a->n_items, n};
@@ -392,7 +393,7 @@ static bool add_seq(paged_cl_attn *a, const paged_batch *batch, const paged_kv *
     if (!add_table(a, batch, kv, seq, &item)) return false;
     for (int64_t row = 0, n_rows = (int64_t)n_q * a->group; row < n_rows; row += item.n_rows) {
         item.row_first = (int32_t)row;
-        item.n_rows = (int32_t)PAGED_MIN(a->n_rows_max, n_rows - row);
+        item.n_rows = (int32_t)PAGED_MIN(PAGED__CL_ROWS, n_rows - row);
         const int32_t first = item.first_keys + item.row_first / a->group,
                       last = item.first_keys + (item.row_first + item.n_rows - 1) / a->group;
         const int32_t n_seen = c->non_causal ? item.n_keys : PAGED_MAX(last, 0);

@@ -90,7 +90,7 @@ paged_status paged__cl_transfer(const paged_arena *arena, bool into_pool, size_t
 
 /* ---- attention ---- */
 
-enum { PAGED__CL_ROWS = 16, PAGED__CL_STATE_TAIL = 16 }; /* kernels.cl: ROWS at most, STATE_TAIL */
+enum { PAGED__CL_ROWS = 16, PAGED__CL_STATE_TAIL = 16 }; /* kernels.cl: ROWS at most; behind o */
 
 /* As in kernels.cl. */
 typedef struct paged__cl_item {

@@ -121,14 +121,14 @@ static paged_status choose(const paged__cl_api *api, const char *wanted, found *
 static char *make_cache_dir(const char *wanted) {
     const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     char path[PATH_BYTES];
-    int n;
+    int n = 0;
     if (wanted)
         n = snprintf(path, sizeof path, "%s", wanted);
     else if (xdg && *xdg == '/')
         n = snprintf(path, sizeof path, "%s/paged", xdg);
-    else
-        n = snprintf(path, sizeof path, "%s/.cache/paged", home ? home : "");
-    if (n <= 0 || (size_t)n >= sizeof path || (!wanted && path[0] == '.')) return NULL;
+    else if (home && *home == '/')
+        n = snprintf(path, sizeof path, "%s/.cache/paged", home);
+    if (n <= 0 || (size_t)n >= sizeof path) return NULL;
     for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = 0;
         mkdir(path, 0700); /* what is there is fine; the last one decides */

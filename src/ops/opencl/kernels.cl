@@ -21,11 +21,13 @@
 
 #define GROUP (HEADS / KV_HEADS)
 #define TILE 16
-#define DV16 ((DV + 15) / 16 * 16)
+#define CHUNKS ((DV + 15) / 16) /* of 16 elements of a value */
 #define N_TILES (STEP / TILE)
 #define PAIR 4 /* rows that share a load */
+#define LOAD_TILES 2 /* of K that are at work together: more chains than an fma takes cycles */
 #define LN_2 0.69314718056f
-#define STATE_TAIL 16 /* floats behind o in a state: m, l, padding */
+#define STATE_FLOATS (CHUNKS * 16 + 16) /* o, m, l, padding */
+#define STATE_ROWS (GROUP < ROWS ? GROUP : ROWS) /* of an item that decodes */
 
 /* The layout of paged__cl_item and paged__cl_kv in cl.h. */
 typedef struct item {
@@ -36,13 +38,26 @@ typedef struct item {
     int first_keys;         /* keys before this one are seen by the first query; may be below 0 */
     int n_keys;             /* of the sequence */
     int split_first, split_end;
-    int state; /* the first of its states, [KV_HEADS, ROWS]; -1: results go out */
+    int state; /* the first of its states, [KV_HEADS, STATE_ROWS]; -1: results go out */
 } item;
 
 typedef struct cache {
     long k, v, k_scale, v_scale; /* bytes from the begin of the pool */
     long block_stride, k_head_stride, v_head_stride, scale_block_stride, scale_head_stride;
 } cache;
+
+/* 16 elements wherever they lie. Private memory is arrays of vectors instead: what vstore16 writes in pieces
+ * a processor must wait for when it reads it as one. */
+typedef struct __attribute__((packed)) {
+    float16 v;
+} loose_float;
+typedef struct __attribute__((packed)) {
+    uint16 v;
+} loose_uint;
+typedef struct __attribute__((packed)) {
+    ushort16 v;
+} loose_ushort;
+#define LOAD(type, from) (((__global const loose_##type *)(from))->v)
 
 /* ---- numbers ---- */
 
@@ -76,16 +91,6 @@ float16 tanh_16(float16 x) {
     float16 e = exp2_16(select(a, (float16)10.0f, a > 10.0f) * -2.8853900818f);
     float16 far = copysign((1.0f - e) / (1.0f + e), x);
     return select(near, far, a >= 0.6f);
-}
-
-/* f16 -> f32, also on devices that take denormals for zero. */
-float16 from_f16(ushort16 h) {
-    uint16 u = convert_uint16(h), a = (u & 0x7fffu) << 13, sign = (u & 0x8000u) << 16;
-    uint16 normal = a + 0x38000000u;
-    uint16 low = as_uint16(as_float16(a + 0x38800000u) - (float16)6.103515625e-05f);
-    uint16 r = select(normal, low, a < 0x00800000u);
-    r = select(r, a + 0x70000000u, a >= 0x0f800000u); /* infinity and NaN */
-    return as_float16(r | sign);
 }
 
 /* f32 -> f16, rounds to nearest even, saturates; NaN stays NaN. */
@@ -249,116 +254,153 @@ place find(__global const int *tables, const item *it, int head, int t0, int fir
     return p;
 }
 
-/* k [DK][16] */
-void load_k(__global const uchar *k, const cache *c, const place *p, float *tile) {
+/* Tiles of a head are short runs of bytes, which no processor foresees: what is read next is asked for while a
+ * tile is read, line by line. */
+#if PACKED && defined(__has_builtin)
+#if __has_builtin(__builtin_prefetch)
+#define ASK(ahead, n_bytes) __builtin_prefetch((ahead) + (n_bytes))
+#endif
+#endif
+#ifndef ASK
+#define ASK(ahead, n_bytes)
+#endif
+#define ELEMENT_BYTES ((int)sizeof(element))
+
+/* The first byte of a packed tile. */
+__global const uchar *tile_at(__global const uchar *head, const cache *c, const place *p, int dim) {
+    return head + p->block[0] * c->block_stride + p->o[0] * dim * ELEMENT_BYTES;
+}
+
+/* k [DK], a vector for the 16 tokens of each element */
+void load_k(__global const uchar *k, const cache *c, const place *p, float16 *tile,
+            __global const uchar *ahead) {
 #if PACKED
-    __global const uchar *at = k + p->block[0] * c->block_stride;
+    __global const uchar *at = tile_at(k, c, p, DK);
 #if TYPE == 0
-    __global const ushort *h = (__global const ushort *)at + p->o[0] * DK;
-    for (int d = 0; d < DK; d++) vstore16(from_f16(vload16(d, h)), d, tile);
+    for (int d = 0; d < DK; d++) {
+        ASK(ahead, 32 * d);
+        tile[d] = vload_half16(d, (__global const half *)at);
+    }
 #elif TYPE == 1
-    __global const float *f = (__global const float *)at + p->o[0] * DK;
-    for (int d = 0; d < DK; d++) vstore16(vload16(d, f), d, tile);
+    for (int d = 0; d < DK; d++) {
+        ASK(ahead, 64 * d);
+        tile[d] = LOAD(float, at + 64 * d);
+    }
 #elif TYPE == 2
-    __global const uint *u = (__global const uint *)at + p->o[0] * DK / 2;
-    for (int d = 0; d < DK / 2; d++) {
-        uint16 two = vload16(d, u);
-        vstore16(as_float16(two << 16), 2 * d, tile);
-        vstore16(as_float16(two & 0xffff0000u), 2 * d + 1, tile);
+    for (int d = 0; d < DK; d += 2) {
+        ASK(ahead, 32 * d);
+        uint16 two = LOAD(uint, at + 32 * d);
+        tile[d] = as_float16(two << 16);
+        tile[d + 1] = as_float16(two & 0xffff0000u);
     }
 #else
-    __global const uint *u = (__global const uint *)at + p->o[0] * DK / 4;
-    for (int d = 0; d < DK / 4; d++) {
-        int16 four = as_int16(vload16(d, u) ^ 0x80808080u);
-        vstore16(convert_float16(four << 24 >> 24), 4 * d, tile);
-        vstore16(convert_float16(four << 16 >> 24), 4 * d + 1, tile);
-        vstore16(convert_float16(four << 8 >> 24), 4 * d + 2, tile);
-        vstore16(convert_float16(four >> 24), 4 * d + 3, tile);
+    for (int d = 0; d < DK; d += 4) {
+        ASK(ahead, 16 * d);
+        int16 four = as_int16(LOAD(uint, at + 16 * d) ^ 0x80808080u);
+        tile[d] = convert_float16(four << 24 >> 24);
+        tile[d + 1] = convert_float16(four << 16 >> 24);
+        tile[d + 2] = convert_float16(four << 8 >> 24);
+        tile[d + 3] = convert_float16(four >> 24);
     }
 #endif
 #else
+    float *to = (float *)tile;
     for (int i = 0; i < TILE; i++) {
         __global const uchar *at = k + p->block[i] * c->block_stride;
         for (int d = 0; d < DK; d++) {
 #if TYPE == 1
-            tile[d * TILE + i] = ((__global const float *)at)[p->o[i] * DK + d];
+            to[d * TILE + i] = ((__global const float *)at)[p->o[i] * DK + d];
 #else
-            ushort h = ((__global const ushort *)at)[p->o[i] * DK + d];
-            tile[d * TILE + i] = TYPE == 0 ? from_f16((ushort16)h).s0 : as_float((uint)h << 16);
+            int from = p->o[i] * DK + d;
+            to[d * TILE + i] = TYPE == 0 ? vload_half(from, (__global const half *)at)
+                                         : as_float((uint)((__global const ushort *)at)[from] << 16);
 #endif
         }
     }
 #endif
 }
 
-/* v [16][DV16]; elements from DV on are anything */
-void load_v(__global const uchar *v, const cache *c, const place *p, float *tile) {
+/* v [16][CHUNKS]; elements from DV on are anything */
+void load_v(__global const uchar *v, const cache *c, const place *p, float16 *tile,
+            __global const uchar *ahead) {
     for (int i = 0; i < TILE; i++) {
         __global const uchar *at = v + p->block[PACKED ? 0 : i] * c->block_stride;
         int o = PACKED ? p->o[0] + i : p->o[i];
-        for (int d = 0; d < DV16; d += 16) {
+        for (int d = 0; d < CHUNKS * 16; d += 16) {
+            ASK(ahead, (i * DV + d) * ELEMENT_BYTES);
 #if TYPE == 1
-            float16 x = vload16(0, (__global const float *)at + o * DV + d);
+            float16 x = LOAD(float, (__global const float *)at + o * DV + d);
 #elif TYPE == 2 && PACKED
-            uint16 two = vload16(0, (__global const uint *)at + o / 2 * DV + d);
+            uint16 two = LOAD(uint, (__global const uint *)at + o / 2 * DV + d);
             float16 x = as_float16(i % 2 ? two & 0xffff0000u : two << 16);
 #elif TYPE == 3
-            int16 four = as_int16(vload16(0, (__global const uint *)at + o / 4 * DV + d));
+            int16 four = as_int16(LOAD(uint, (__global const uint *)at + o / 4 * DV + d));
             float16 x = convert_float16(four << (24 - i % 4 * 8) >> 24);
+#elif TYPE == 0
+            float16 x = vload_half16(0, (__global const half *)at + o * DV + d);
 #else
-            ushort16 h = vload16(0, (__global const ushort *)at + o * DV + d);
-            float16 x = TYPE == 0 ? from_f16(h) : as_float16(convert_uint16(h) << 16);
+            ushort16 h = LOAD(ushort, (__global const ushort *)at + o * DV + d);
+            float16 x = as_float16(convert_uint16(h) << 16);
 #endif
-            vstore16(x, 0, tile + i * DV16 + d);
+            tile[i * CHUNKS + d / 16] = x;
         }
     }
 }
 
-/* ---- attention: rows against a tile ---- */
+/* ---- attention: rows against tiles ---- */
 
-/* s[n] = q[n] * k */
+/* Small loops that must vanish, so that what they index stays in registers. */
+#define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
+
+/* s[n] = q[n] * k, of LOAD_TILES tiles */
 #define QK(n)                                                                                                \
     {                                                                                                        \
-        float16 acc[n];                                                                                      \
-        for (int i = 0; i < n; i++) acc[i] = 0;                                                              \
-        for (int d = 0; d < DK; d++) {                                                                       \
-            float16 x = vload16(d, k);                                                                       \
-            for (int i = 0; i < n; i++) acc[i] = fma((float16)q[i * DK + d], x, acc[i]);                     \
-        }                                                                                                    \
-        for (int i = 0; i < n; i++) vstore16(acc[i], 0, s + i * STEP);                                       \
+        float16 acc[n * LOAD_TILES];                                                                         \
+        EACH(i, n * LOAD_TILES) acc[i] = 0;                                                                  \
+        for (int d = 0; d < DK; d++)                                                                         \
+            EACH(j, LOAD_TILES)                                                                              \
+                EACH(i, n)                                                                                   \
+                    acc[i * LOAD_TILES + j] =                                                                \
+                        fma((float16)q[i * DK + d], k[j * DK + d], acc[i * LOAD_TILES + j]);                 \
+        EACH(i, n) EACH(j, LOAD_TILES) s[i * N_TILES + j] = acc[i * LOAD_TILES + j];                         \
     }
 
-void qk(const float *q, const float *k, float *s, int n_rows) {
-    for (; n_rows >= PAIR; n_rows -= PAIR, q += PAIR * DK, s += PAIR * STEP) QK(PAIR)
+void qk(const float *q, const float16 *k, float16 *s, int n_rows) {
+    for (; n_rows >= PAIR; n_rows -= PAIR, q += PAIR * DK, s += PAIR * N_TILES) QK(PAIR)
     if (n_rows == 3) QK(3)
     if (n_rows == 2) QK(2)
     if (n_rows == 1) QK(1)
 }
 
-/* o[n] += p[n] * v, tokens that all rows see. */
+/* o[n] += p[n] * v, tokens that all rows see; m chunks from d on. */
+#define PV_CHUNKS(n, m)                                                                                      \
+    {                                                                                                        \
+        float16 acc[n * m];                                                                                  \
+        EACH(i, n) EACH(j, m) acc[i * m + j] = o[i * CHUNKS + d + j];                                        \
+        for (int t = 0; t < TILE; t++)                                                                       \
+            EACH(j, m)                                                                                       \
+                EACH(i, n)                                                                                   \
+                    acc[i * m + j] = fma((float16)p[i * STEP + t], v[t * CHUNKS + d + j], acc[i * m + j]);   \
+        EACH(i, n) EACH(j, m) o[i * CHUNKS + d + j] = acc[i * m + j];                                        \
+    }
 #define PV(n)                                                                                                \
-    for (int d = 0; d < DV16; d += 16) {                                                                     \
-        float16 acc[n];                                                                                      \
-        for (int i = 0; i < n; i++) acc[i] = vload16(0, o + i * DV16 + d);                                   \
-        for (int t = 0; t < TILE; t++) {                                                                     \
-            float16 x = vload16(0, v + t * DV16 + d);                                                        \
-            for (int i = 0; i < n; i++) acc[i] = fma((float16)p[i * STEP + t], x, acc[i]);                   \
-        }                                                                                                    \
-        for (int i = 0; i < n; i++) vstore16(acc[i], 0, o + i * DV16 + d);                                   \
+    {                                                                                                        \
+        int d = 0;                                                                                           \
+        for (; d + 2 <= CHUNKS; d += 2) PV_CHUNKS(n, 2)                                                      \
+        if (d < CHUNKS) PV_CHUNKS(n, 1)                                                                      \
     }
 
-void pv(const float *p, const float *v, float *o, int n_rows) {
-    for (; n_rows >= PAIR; n_rows -= PAIR, p += PAIR * STEP, o += PAIR * DV16) PV(PAIR)
+void pv(const float *p, const float16 *v, float16 *o, int n_rows) {
+    for (; n_rows >= PAIR; n_rows -= PAIR, p += PAIR * STEP, o += PAIR * CHUNKS) PV(PAIR)
     if (n_rows == 3) PV(3)
     if (n_rows == 2) PV(2)
     if (n_rows == 1) PV(1)
 }
 
 /* The same for one row and the tokens first ... end - 1 of the tile. */
-void pv_some(const float *p, const float *v, float *o, int first, int end) {
+void pv_some(const float *p, const float16 *v, float16 *o, int first, int end) {
     for (int t = max(first, 0); t < min(end, TILE); t++)
-        for (int d = 0; d < DV16; d += 16)
-            vstore16(fma((float16)p[t], vload16(0, v + t * DV16 + d), vload16(0, o + d)), 0, o + d);
+        for (int d = 0; d < CHUNKS; d++) o[d] = fma((float16)p[t], v[t * CHUNKS + d], o[d]);
 }
 
 float sum_16(float16 x) {
@@ -381,17 +423,16 @@ typedef struct row_state {
 } row_state;
 
 /* acc and o become those of both sets of tokens; the one that follows is `cur`, `from`. */
-void fold(row_state *acc, float *o, row_state cur, const float *from) {
+void fold(row_state *acc, float16 *o, row_state cur, const float16 *from) {
     if (cur.l == 0) return;
     float m = fmax(acc->m, cur.m), b = exp2_1(cur.m - m), a = acc->l == 0 ? 0 : exp2_1(acc->m - m);
-    for (int d = 0; d < DV16; d += 16)
-        vstore16(fma(vload16(0, o + d), (float16)a, vload16(0, from + d) * b), 0, o + d);
+    for (int d = 0; d < CHUNKS; d++) o[d] = fma(o[d], (float16)a, from[d] * b);
     acc->l = fma(acc->l, a, cur.l * b);
     acc->m = m;
 }
 
 /* out = o / l, with the sink; never -0 */
-void finish(row_state s, const float *o, float sink, __global float *out, __global float *lse) {
+void finish(row_state s, const float16 *o, float sink, __global float *out, __global float *lse) {
     float a = 1;
     if (sink != -INFINITY) {
         float m = s.l == 0 ? sink : fmax(s.m, sink);
@@ -400,7 +441,7 @@ void finish(row_state s, const float *o, float sink, __global float *out, __glob
         s.m = m;
     }
     float by = s.l == 0 ? 0 : a / s.l;
-    for (int d = 0; d < DV; d++) out[d] = o[d] * by + 0.0f;
+    for (int d = 0; d < DV; d++) out[d] = ((const float *)o)[d] * by + 0.0f;
     if (lse) *lse = s.l == 0 ? -INFINITY : (s.m + log2(s.l)) * LN_2;
 }
 
@@ -429,7 +470,7 @@ void load_q(const item *it, int head, __global const float *q, long q_stride, fl
 }
 
 /* Scores of a row and step -> weights, and the state of before times what it is worth now. */
-void softmax(const item *it, int head, int r, int t0, float *s, row_state *state, float *o,
+void softmax(const item *it, int head, int r, int t0, float16 *s, row_state *state, float16 *o,
              __global const float *slopes, float softcap) {
     const int16 lane = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     int row = it->row_first + r, first = row_begin(it, r) - t0, end = row_end(it, r) - t0;
@@ -437,75 +478,87 @@ void softmax(const item *it, int head, int r, int t0, float *s, row_state *state
     if (first >= STEP || end <= 0 || first >= end) return;
     float16 top = -INFINITY, l = 0;
     for (int j = 0; j < STEP; j += TILE) {
-        float16 x = vload16(0, s + j);
+        float16 x = s[j / TILE];
         int16 t = lane + j;
         if (SOFTCAP) x = softcap * tanh_16(x / softcap);
         if (ALIBI)
             x = fma((float16)slopes[head * GROUP + row % GROUP], convert_float16(t + (t0 - position)), x);
         if (j < first || j + TILE > end) x = select((float16)-INFINITY, x, t >= first && t < end);
-        vstore16(x, 0, s + j);
+        s[j / TILE] = x;
         top = fmax(top, x);
     }
     float m = fmax(state->m, max_16(top)), a = state->l == 0 ? 0 : exp2_1(state->m - m);
     for (int j = 0; j < STEP; j += TILE) {
         int16 t = lane + j;
-        float16 p = exp2_16(vload16(0, s + j) - m);
+        float16 p = exp2_16(s[j / TILE] - m);
         if (j < first || j + TILE > end) p = select((float16)0, p, t >= first && t < end);
-        vstore16(p, 0, s + j);
+        s[j / TILE] = p;
         l += p;
     }
     state->l = fma(state->l, a, sum_16(l));
     state->m = m;
     if (a != 1)
-        for (int d = 0; d < DV16; d += 16) vstore16(vload16(0, o + d) * a, 0, o + d);
+        for (int d = 0; d < CHUNKS; d++) o[d] *= a;
 }
 
-/* The tokens first ... end - 1 of a step, which somebody sees. */
+/* i8: where the scales of a tile are. */
+float16 scales_of(__global const uchar *scales, const cache *c, const place *p) {
+    return LOAD(float, (__global const float *)(scales + p->block[0] * c->scale_block_stride) + p->o[0]);
+}
+
+/* The tokens first ... end - 1 of a step, which somebody sees. Where tiles that nobody sees stand beside
+ * others, those are read in their place. */
 void attend_step(const item *it, int head, int t0, int first, int end, __global const uchar *pool,
-                 const cache *c, __global const int *tables, const float *q, float *s, float *tile,
-                 row_state *state, float *o, __global const float *slopes, float softcap) {
+                 const cache *c, __global const int *tables, const float *q, float16 *s, float16 *tile,
+                 row_state *state, float16 *o, __global const float *slopes, float softcap) {
     __global const uchar *k = pool + c->k + head * c->k_head_stride;
     __global const uchar *v = pool + c->v + head * c->v_head_stride;
+    const int tile_first = (first - t0) / TILE, tile_end = (end - t0 + TILE - 1) / TILE;
     place places[N_TILES];
-    for (int j = 0; j < N_TILES; j++) {
-        if (t0 + j * TILE + TILE <= first || t0 + j * TILE >= end) continue;
-        places[j] = find(tables, it, head, t0 + j * TILE, first, end);
-        load_k(k, c, &places[j], tile);
-        qk(q, tile, s + j * TILE, it->n_rows);
-#if TYPE == 3
-        float16 scale = vload16(0, (__global const float *)(pool + c->k_scale + head * c->scale_head_stride +
-                                                            places[j].block[0] * c->scale_block_stride) +
-                                       places[j].o[0]);
-        for (int r = 0; r < it->n_rows; r++)
-            vstore16(vload16(0, s + r * STEP + j * TILE) * scale, 0, s + r * STEP + j * TILE);
-#endif
+    for (int j = tile_first; j < tile_end; j++) places[j] = find(tables, it, head, t0 + j * TILE, first, end);
+    __global const uchar *ahead[N_TILES]; /* the keys of the next step, or of this one again */
+    for (int j = tile_first; j < tile_end && PACKED; j++) {
+        int t = t0 + STEP + j * TILE;
+        place next = places[j];
+        if (t < row_end(it, it->n_rows - 1)) next = find(tables, it, head, t, t, t + TILE);
+        ahead[j] = tile_at(k, c, &next, DK);
     }
-    for (int r = 0; r < it->n_rows; r++)
-        softmax(it, head, r, t0, s + r * STEP, &state[r], o + r * DV16, slopes, softcap);
-    int last = it->n_rows - 1, all_first = row_begin(it, last), all_end = row_end(it, 0);
-    for (int j = 0; j < N_TILES; j++) {
-        int t = t0 + j * TILE;
-        if (t + TILE <= first || t >= end) continue;
-        load_v(v, c, &places[j], tile);
+    for (int j = 0; j < N_TILES; j += LOAD_TILES) {
+        if (j + LOAD_TILES <= tile_first || j >= tile_end) continue;
+        for (int i = 0; i < LOAD_TILES; i++) {
+            const place *p = &places[clamp(j + i, tile_first, tile_end - 1)];
+            load_k(k, c, p, tile + i * DK, tile_at(v, c, p, DV));
+        }
+        qk(q, tile, s + j, it->n_rows);
+    }
 #if TYPE == 3
-        float16 scale = vload16(0, (__global const float *)(pool + c->v_scale + head * c->scale_head_stride +
-                                                            places[j].block[0] * c->scale_block_stride) +
-                                       places[j].o[0]);
-        for (int r = 0; r < it->n_rows; r++)
-            vstore16(vload16(0, s + r * STEP + j * TILE) * scale, 0, s + r * STEP + j * TILE);
+    for (int j = tile_first; j < tile_end; j++) {
+        float16 scale = scales_of(pool + c->k_scale + head * c->scale_head_stride, c, &places[j]);
+        for (int r = 0; r < it->n_rows; r++) s[r * N_TILES + j] *= scale;
+    }
+#endif
+    for (int r = 0; r < it->n_rows; r++)
+        softmax(it, head, r, t0, s + r * N_TILES, &state[r], o + r * CHUNKS, slopes, softcap);
+    int last = it->n_rows - 1, all_first = row_begin(it, last), all_end = row_end(it, 0);
+    for (int j = tile_first; j < tile_end; j++) {
+        const float *p = (const float *)(s + j);
+        int t = t0 + j * TILE;
+        load_v(v, c, &places[j], tile, ahead[j]);
+#if TYPE == 3
+        float16 scale = scales_of(pool + c->v_scale + head * c->scale_head_stride, c, &places[j]);
+        for (int r = 0; r < it->n_rows; r++) s[r * N_TILES + j] *= scale;
 #endif
         if (all_first <= t && t + TILE <= all_end)
-            pv(s + j * TILE, tile, o, it->n_rows);
+            pv(p, tile, o, it->n_rows);
         else
             for (int r = 0; r < it->n_rows; r++)
-                pv_some(s + r * STEP + j * TILE, tile, o + r * DV16, row_begin(it, r) - t,
-                        row_end(it, r) - t);
+                pv_some(p + r * STEP, tile, o + r * CHUNKS, row_begin(it, r) - t, row_end(it, r) - t);
     }
 }
 
-void clear(int n_rows, row_state *state, float *o) {
+void clear(int n_rows, row_state *state, float16 *o) {
     for (int r = 0; r < n_rows; r++) state[r] = (row_state){-INFINITY, 0};
-    for (int i = 0; i < n_rows * DV16; i += 16) vstore16((float16)0, 0, o + i);
+    for (int i = 0; i < n_rows * CHUNKS; i++) o[i] = 0;
 }
 
 float sink_of(__global const float *sinks, int head) {
@@ -523,9 +576,10 @@ attend(__global const uchar *pool, cache c, __global const int *tables, __global
        __global const float *sinks, __global const float *slopes, __global float *states, float scale,
        float softcap) {
     const item it = items[get_global_id(1)];
-    const int head = (int)get_global_id(0), n_splits = it.split_end - it.split_first;
-    float rows[ROWS * DK], s[ROWS * STEP], tile[TILE * (DK > DV16 ? DK : DV16)];
-    float cur[ROWS * DV16], acc[ROWS * DV16];
+    const int head = (int)get_global_id(0);
+    float rows[ROWS * DK];
+    float16 s[ROWS * N_TILES], tile[LOAD_TILES * DK > TILE * CHUNKS ? LOAD_TILES * DK : TILE * CHUNKS];
+    float16 cur[ROWS * CHUNKS], acc[ROWS * CHUNKS];
     row_state cur_state[ROWS], acc_state[ROWS];
     const int first = row_begin(&it, 0), end = row_end(&it, it.n_rows - 1);
     load_q(&it, head, q, q_stride, scale, rows);
@@ -535,17 +589,17 @@ attend(__global const uchar *pool, cache c, __global const int *tables, __global
         for (int t0 = max(split * SPLIT, first / STEP * STEP); t0 < min((split + 1) * SPLIT, end); t0 += STEP)
             attend_step(&it, head, t0, max(first, t0), min(end, t0 + STEP), pool, &c, tables, rows, s, tile,
                         cur_state, cur, slopes, softcap);
-        for (int r = 0; r < it.n_rows; r++) fold(&acc_state[r], acc + r * DV16, cur_state[r], cur + r * DV16);
+        for (int r = 0; r < it.n_rows; r++) fold(&acc_state[r], acc + r * CHUNKS, cur_state[r], cur + r * CHUNKS);
     }
     for (int r = 0; r < it.n_rows; r++) {
         if (it.state >= 0) {
-            __global float *to = states + (it.state + head * ROWS + r) * (long)(DV16 + STATE_TAIL);
-            for (int d = 0; d < DV16; d += 16) vstore16(vload16(0, acc + r * DV16 + d), 0, to + d);
-            to[DV16] = acc_state[r].m;
-            to[DV16 + 1] = acc_state[r].l;
+            __global float *to = states + (it.state + head * STATE_ROWS + r) * (long)STATE_FLOATS;
+            for (int d = 0; d < CHUNKS; d++) vstore16(acc[r * CHUNKS + d], d, to);
+            to[CHUNKS * 16] = acc_state[r].m;
+            to[CHUNKS * 16 + 1] = acc_state[r].l;
         } else {
             long row = (long)OUT_ROW(r) * HEADS + OUT_HEAD(r);
-            finish(acc_state[r], acc + r * DV16, sink_of(sinks, OUT_HEAD(r)), out + row * DV,
+            finish(acc_state[r], acc + r * CHUNKS, sink_of(sinks, OUT_HEAD(r)), out + row * DV,
                    lse ? lse + row : 0);
         }
     }
@@ -559,13 +613,13 @@ merge(__global const item *items, __global const int2 *merges, __global float *o
     const int2 which = merges[get_global_id(2)]; /* first item, number of them */
     const item it = items[which.x];
     if (r >= it.n_rows) return;
-    float acc[DV16], cur[DV16];
+    float16 acc[CHUNKS], cur[CHUNKS];
     row_state state;
     clear(1, &state, acc);
     for (int i = which.x; i < which.x + which.y; i++) {
-        __global const float *from = states + (items[i].state + head * ROWS + r) * (long)(DV16 + STATE_TAIL);
-        for (int d = 0; d < DV16; d += 16) vstore16(vload16(0, from + d), 0, cur + d);
-        fold(&state, acc, (row_state){from[DV16], from[DV16 + 1]}, cur);
+        __global const float *from = states + (items[i].state + head * STATE_ROWS + r) * (long)STATE_FLOATS;
+        for (int d = 0; d < CHUNKS; d++) cur[d] = vload16(d, from);
+        fold(&state, acc, (row_state){from[CHUNKS * 16], from[CHUNKS * 16 + 1]}, cur);
     }
     long row = (long)OUT_ROW(r) * HEADS + OUT_HEAD(r);
     finish(state, acc, sink_of(sinks, OUT_HEAD(r)), out + row * DV, lse ? lse + row : 0);
