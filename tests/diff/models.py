@@ -236,7 +236,7 @@ def _add_numbers(writer, shape):
         f32("rope.scaling.attn_factor", shape.attn_factor)
 
 
-def write_tiny(path, shape, seed=1, weight_type=None):
+def write_tiny(path, shape, seed=1, weight_type=None, template=None, add_bos=False):
     """Writes the model; matrices as weight_type (default f32). Returns its weights as they were before."""
     weights = random_weights(shape, seed)
     writer = gguf.GGUFWriter(path, shape.arch)
@@ -251,7 +251,9 @@ def write_tiny(path, shape, seed=1, weight_type=None):
     writer.add_token_merges(merges)
     writer.add_bos_token_id(tokens.index("<|im_start|>"))
     writer.add_eos_token_id(tokens.index("<|im_end|>"))
-    writer.add_add_bos_token(False)
+    writer.add_add_bos_token(add_bos)
+    if template:
+        writer.add_chat_template(template)
 
     for name, data in weights.items():
         if data.ndim == 2 and weight_type is not None:
