@@ -125,6 +125,17 @@ void paged__conn_flush_all(paged__server *s) {
 
 /* ---- events ---- */
 
+/* The client's own id where it can be repeated as it is. */
+static void name_request(paged__conn *c) {
+    const char *given = paged__http_header(&c->http, "x-request-id");
+    static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:";
+    if (given && given[0] && strlen(given) < sizeof c->request_id && !given[strspn(given, allowed)])
+        snprintf(c->request_id, sizeof c->request_id, "%s", given);
+    else
+        snprintf(c->request_id, sizeof c->request_id, "req-%016llx",
+                 (unsigned long long)paged__mix(c->server->boot + ++c->server->n_requests));
+}
+
 static void on_event(struct bufferevent *bev, short what, void *user) {
     paged__conn *c = user;
     (void)bev;
@@ -140,6 +151,7 @@ static void on_timer(evutil_socket_t fd, short what, void *user) {
     paged__conn *c = user;
     (void)fd, (void)what;
     if (c->state == PAGED__CONN_READING && c->http.head.len > 0) {
+        name_request(c);
         c->http.keep_alive = false;
         c->state = PAGED__CONN_ANSWERING;
         paged__reply_error(c, 408, NULL, "timeout", "the request did not come in time");
@@ -197,17 +209,6 @@ void paged__conn_drain(paged__conn *c) {
 }
 
 /* ---- requests ---- */
-
-/* The client's own id where it can be repeated as it is. */
-static void name_request(paged__conn *c) {
-    const char *given = paged__http_header(&c->http, "x-request-id");
-    static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:";
-    if (given && given[0] && strlen(given) < sizeof c->request_id && !given[strspn(given, allowed)])
-        snprintf(c->request_id, sizeof c->request_id, "%s", given);
-    else
-        snprintf(c->request_id, sizeof c->request_id, "req-%016llx",
-                 (unsigned long long)paged__mix(c->server->boot + ++c->server->n_requests));
-}
 
 static void begin_request(paged__conn *c) {
     c->start_ns = paged__now_ns();

@@ -11,7 +11,8 @@
 enum {
     COMPLETION_TOKENS = 16, /* of /v1/completions where nobody says otherwise, as in the OpenAI API */
     PROMPT_MAX = 256 << 20, /* bytes of a prompt; keeps token counts far inside int32_t */
-    MESSAGES_MAX = 10000
+    MESSAGES_MAX = 10000,
+    BIAS_MAX = 100 /* of a logit; -100 bans */
 };
 
 #define REFUSE(status, ...)                                                                                  \
@@ -121,6 +122,9 @@ static bool take_bias(const json_t *body, paged__openai_request *out, paged_erro
         const long token = strtol(key, &end, 10);
         if (end == key || *end || token < INT32_MIN || token > INT32_MAX || !json_is_number(bias))
             REFUSE(INVALID_ARG, "logit_bias: '%.32s' is no token id with a number", key);
+        if (fabs(json_number_value(bias)) > BIAS_MAX)
+            REFUSE(INVALID_ARG, "logit_bias of token %.32s is %g; it must lie in -%d … %d", key,
+                   json_number_value(bias), BIAS_MAX, BIAS_MAX);
         out->logit_bias[out->request.n_logit_bias++] =
             (paged_logit_bias){(int32_t)token, (float)json_number_value(bias)};
     }

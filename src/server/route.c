@@ -16,7 +16,12 @@
 
 json_t *paged__body_json(paged__conn *c) {
     const paged__buffer *body = &c->http.body;
+    const char *coding = paged__http_header(&c->http, "Content-Encoding");
     json_error_t where = {0};
+    if (coding && strcasecmp(coding, "identity") != 0) {
+        paged__reply_error(c, 415, NULL, NULL, "a body in %.40s is not read here", coding);
+        return NULL;
+    }
     json_t *value = json_loadb(body->data ? body->data : "", body->len, JSON_REJECT_DUPLICATES, &where);
     if (json_is_object(value)) return value;
     if (value)

@@ -237,7 +237,7 @@ def _add_numbers(writer, shape):
         f32("rope.scaling.attn_factor", shape.attn_factor)
 
 
-def write_weights(path, shape, stored):
+def write_weights(path, shape, stored, template=None, add_bos=False):
     """Writes a model of tensors: name -> (array, type, or None for the array's own)."""
     writer = gguf.GGUFWriter(path, shape.arch)
     writer.add_name("tiny")  # llama.cpp takes tokens of a file by the name of Phi-3 for others
@@ -251,7 +251,9 @@ def write_weights(path, shape, stored):
     writer.add_token_merges(merges)
     writer.add_bos_token_id(tokens.index("<|im_start|>"))
     writer.add_eos_token_id(tokens.index("<|im_end|>"))
-    writer.add_add_bos_token(False)
+    writer.add_add_bos_token(add_bos)
+    if template:
+        writer.add_chat_template(template)
 
     for name, (data, kind) in stored.items():
         writer.add_tensor(name, data, raw_dtype=kind)
@@ -261,12 +263,12 @@ def write_weights(path, shape, stored):
     writer.close()
 
 
-def write_tiny(path, shape, seed=1, weight_type=None):
+def write_tiny(path, shape, seed=1, weight_type=None, **more):
     """Writes the model; matrices as weight_type (default f32). Returns its weights as they were before."""
     weights = random_weights(shape, seed)
     quantised = {name: (gguf.quants.quantize(data, weight_type), weight_type) for name, data in weights.items()
                  if data.ndim == 2 and weight_type is not None}
-    write_weights(path, shape, {name: (data, None) for name, data in weights.items()} | quantised)
+    write_weights(path, shape, {name: (data, None) for name, data in weights.items()} | quantised, **more)
     return weights
 
 

@@ -217,7 +217,7 @@ def test_control_tokens_of_content_are_text(server):
     ("messages", [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]),
     ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 1.5), ("temperature", -1), ("temperature", "hot"), ("top_p", 2),
     ("top_k", -2), ("min_p", -0.1), ("seed", "x"), ("stream", "yes"), ("stop", [7]), ("logit_bias", {"99999999": 5}),
-    ("logit_bias", {"-1": 1}), ("logit_bias", {"x": 1}), ("logit_bias", [1]), ("logit_bias", {"5": "a"}), ("logprobs", 3),
+    ("logit_bias", {"-1": 1}), ("logit_bias", {"x": 1}), ("logit_bias", [1]), ("logit_bias", {"5": "a"}), ("logit_bias", {"5": 100.5}), ("logprobs", 3),
     ("stream_options", {"include_usage": True}), ("model", 7), ("cache_salt", 7), ("priority", 10**6), ("frequency_penalty", 1e9),
     ("tools", [{"type": "function"}]), ("response_format", {"type": "json_object"}), ("functions", [{}]), ("modalities", ["audio"]),
     ("continue_final_message", True), ("chat_template_kwargs", {"x": 1}), ("n", 1000), ("stop_token_ids", [10**7]),

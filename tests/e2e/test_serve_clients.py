@@ -161,3 +161,19 @@ def test_openapi_names_every_route_and_field(server):
     assert len(fields) > 25
     for field in fields:
         assert f'"{field}"' in described, field
+    # What is refused is said, too.
+    refused = re.search(r"names\[\] = \{([^}]*)\}", text)[1]
+    for field in re.findall(r'"(\w+)"', refused):
+        assert f'"{field}"' in described, field
+
+
+def test_what_is_not_there_yet_is_said():
+    source = (conftest.ROOT / "src" / "server" / "route.c").read_text()
+    paths = re.findall(r'"(/[^"]*)", unsupported', source)
+    readme = re.search(r"\*\*Not yet\*\*.*?\n\n", (conftest.ROOT / "README.md").read_text(), re.S)[0]
+    manual = (conftest.ROOT / "docs" / "server.md").read_text()
+    assert len(paths) >= 4
+    for path in paths:
+        assert f"`{path.rstrip('/')}" in readme and f"`{path.rstrip('/')}" in manual, path
+    for field in ("tools", "response_format"):
+        assert field in readme and field in manual

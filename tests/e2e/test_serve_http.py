@@ -1,8 +1,12 @@
 """Goal: whatever bytes a client sends, and however it sends them, it is answered by the rules of HTTP and the next request works.
 Method: raw sockets against a running server."""
+import gzip
 import json
 import os
 import random
+import resource
+import select
+import socket
 import time
 
 import pytest
@@ -145,6 +149,67 @@ def test_refused_requests(server, data, status):
     alive(server)
 
 
+def test_compressed_bodies_are_refused(server):
+    packed = gzip.compress(json.dumps(COMPLETION).encode())
+    data = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed) + packed
+    first, second = exchange(server, data + raw_request("/v1/completions", COMPLETION, headers="Content-Encoding: identity\r\n"), 2)
+    assert first[0] == 415 and "gzip" in json.loads(first[2])["error"]["message"] and second[0] == 200
+
+
+def test_a_client_that_closes_its_side_has_left(server):
+    # The same as one that goes away: until something is sent to it nobody can tell.
+    before = server.metrics()['vllm:request_success_total{finished_reason="abort"}']
+    with server.connect() as s:
+        s.sendall(raw_request("/v1/completions", dict(COMPLETION, max_tokens=200, ignore_eos=True)))
+        s.shutdown(socket.SHUT_WR)
+        assert s.recv(1) == b""
+    server.wait_idle()
+    assert server.metrics()['vllm:request_success_total{finished_reason="abort"}'] == before + 1
+    with server.connect() as s:  # what is answered at once is
+        s.sendall(raw_request("/health") * 3)
+        s.shutdown(socket.SHUT_WR)
+        stream = s.makefile("rb")
+        assert [read_response(stream)[0] for _ in range(3)] == [200] * 3 and read_response(stream) is None
+
+
+def test_methods(server):
+    for method in ("PUT", "PATCH", "TRACE", "LINK", "get", "PRI", "M" * 300):
+        answer = exchange(server, raw_request("/health", method=method))[0]
+        assert answer[0] == 405 and answer[1]["allow"] == "OPTIONS, HEAD, GET", method
+    assert exchange(server, b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n")[0][0] == 400
+
+
+def cpu_seconds(pid):
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_without_descriptors(model):
+    with Server(model, "--ctx", 256) as server:
+        pid, n_open = server.process.pid, int(server.metrics()["process_open_fds"])
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (n_open + 3, n_open + 3))  # of which the connection that asked was one
+        sockets = [server.connect() for _ in range(12)]
+        for s in sockets:
+            s.sendall(raw_request("/health"))
+        time.sleep(0.5)
+        before = cpu_seconds(pid)
+        time.sleep(1)
+        assert cpu_seconds(pid) - before < 0.5  # it waits, and does not turn round and round
+        answered = [s for s in sockets if select.select([s], [], [], 0)[0]]
+        assert 2 <= len(answered) <= 5
+        for s in sockets:
+            s.close()
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                alive(server)
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+        assert server.metrics()["process_open_fds"] <= n_open + 3
+
+
 def test_body_too_large_is_told_while_it_is_sent(server):
     with server.connect() as s:
         s.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000\r\n\r\n")
@@ -225,5 +290,5 @@ def test_slow_head_is_cut_off_and_delays_nobody(model):
             except OSError:
                 pass
             answer = read_response(s.makefile("rb"))
-            assert answer is None or answer[0] == 408
+            assert answer is None or (answer[0] == 408 and answer[1]["x-request-id"])
             assert 8 < time.monotonic() - started < 15
