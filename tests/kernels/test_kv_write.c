@@ -112,8 +112,8 @@ static void write_and_read(paged_type type, paged_layout layout, int32_t block_s
     free(c.bytes);
 }
 
-/* Tokens in order, from the middle of a tile over whole ones, which are written at once, to the middle of one,
- * with a hole; other slots keep their bytes. */
+/* Tokens in order, from the middle of a tile over whole ones, which are written at once, to the middle of
+ * one, with a hole; other slots keep their bytes. */
 static void write_run(paged_type type, int32_t block_size, int32_t dk, int32_t dv, uint64_t *rng) {
     enum { N = 52, FIRST = 11, HOLE = 40 };
     cache c = cache_make(type, PAGED_LAYOUT_PACKED, block_size, 2, dk, dv);
