@@ -370,9 +370,13 @@ static void add_entry(paged_attn *attn, paged__entry entry) {
     entry.split_first = first / PAGED_ATTN_SPLIT;
     entry.n_splits =
         PAGED_MAX((entry.n_keys + PAGED_ATTN_SPLIT - 1) / PAGED_ATTN_SPLIT - entry.split_first, 1);
-    /* Time goes with rows * steps, and each step and entry has its own price, as much as some rows. */
+    /* Time goes with rows * keys that they see; a row has its own price, as much as a step, and a step too,
+     * as much as some rows. */
+    int32_t middle = entry.n_rows / 2, seen = paged__row_keys(attn, &entry, middle) -
+                                              PAGED_MAX(paged__row_first(attn, &entry, middle), first);
     int64_t n_steps = (entry.n_keys + PAGED_ATTN_STEP - 1) / PAGED_ATTN_STEP - first / PAGED_ATTN_STEP;
-    entry.cost = (PAGED_MAX(n_steps, 0) + 1) * (entry.n_rows + 8);
+    entry.cost = entry.n_rows * (int64_t)(PAGED_MAX(seen, 0) + PAGED_ATTN_STEP) / PAGED_TILE +
+                 (PAGED_MAX(n_steps, 0) + 1) * (8 * PAGED__STEP_TILES);
     entry.cost_before = attn->cost;
     attn->cost += entry.cost * attn->config.n_kv_heads;
     if (entry.shared_q >= 0 || (attn->config.n_threads_max > 1 && paged__entry_can_cut(attn, &entry)))

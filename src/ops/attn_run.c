@@ -142,6 +142,13 @@ static paged__attn_step step_at(const unit *u, const paged__table *table, int32_
                               .n_before = PAGED_MAX(first - t0, 0)};
 }
 
+/* Of tiles of the cache, which follow. */
+static void set_lines(const unit *u, paged__tiles *k, paged__tiles *v) {
+    int32_t row = PAGED_TILE * (int32_t)paged__type_bytes(u->kv->type);
+    k->next_lines = (row * u->kv->head_dim_k + 63) / 64;
+    v->next_lines = (row * u->kv->head_dim_v + 63) / 64;
+}
+
 /* A step of which K and V have to be brought into another form: head by head, since there is room for one. */
 static void attend_brought(const unit *u, const split_run *run, const paged__scratch *scratch, int32_t t0,
                            int32_t first, paged__range rows) {
@@ -165,12 +172,18 @@ static void attend_brought(const unit *u, const split_run *run, const paged__scr
             paged__tiles_widen(run->tiles, &at, scratch, k->at, v->at);
         memcpy(k->next, k->at, sizeof k->next);
         memcpy(v->next, v->at, sizeof v->next);
-        if (attends_at_once(u, run, rows)) {
-            run->kernels->attend(step);
-            continue;
+        k->next_lines = v->next_lines = 0;
+        bool at_once = attends_at_once(u, run, rows);
+        if (at_once && !run->pack && !ends) {
+            paged__tiles_find(&next, k->next, v->next);
+            set_lines(u, k, v);
         }
-        weigh(u, run, scratch, step, h, rows, t0);
-        run->kernels->pv(step);
+        if (at_once) {
+            run->kernels->attend(step);
+        } else {
+            weigh(u, run, scratch, step, h, rows, t0);
+            run->kernels->pv(step);
+        }
     }
 }
 
@@ -201,6 +214,7 @@ static void find_all(const unit *u, const paged__scratch *scratch, int32_t t0, i
         const paged__tiles *k_end = at_once ? &k_after : &steps[0].v, *v_end = at_once ? &v_after : &k_after;
         set_next(&steps[h].k, h + 1 < n ? &steps[h + 1].k : k_end);
         set_next(&steps[h].v, h + 1 < n ? &steps[h + 1].v : v_end);
+        set_lines(u, &steps[h].k, &steps[h].v);
     }
     /* Scales of V are wanted with those of K. */
     memcpy(steps[n - 1].k.next_scale, v_after.scale, sizeof v_after.scale);

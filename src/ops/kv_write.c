@@ -162,6 +162,30 @@ static void read_row(const writer *w, const uint8_t *head_block, row_shape s, fl
     w->kernels->of[w->type]->to_f32(dst, from, n);
 }
 
+/* Whether the tokens from t on are the 16 of a tile. */
+static bool is_tile(const paged_kv *kv, const int64_t *slots, int64_t t, int64_t end) {
+    if (kv->layout != PAGED_LAYOUT_PACKED || end - t < PAGED_TILE || slots[t] < 0 || slots[t] % PAGED_TILE)
+        return false;
+    for (int64_t i = 1; i < PAGED_TILE; i++)
+        if (slots[t + i] != slots[t] + i) return false;
+    return true;
+}
+
+/* K or V of a whole tile and head. */
+static int64_t write_tile(const writer *w, uint8_t *tile, const float *src, int64_t stride, int32_t n,
+                          bool value) {
+    const paged__type_kernels *kernels = w->kernels->of[w->type];
+    float rows[PAGED_TILE][PAGED_HEAD_DIM_MAX]; /* room for any type */
+    const void *at[PAGED_TILE];
+    int64_t n_nan = 0;
+    for (int64_t i = 0; i < PAGED_TILE; i++) {
+        at[i] = rows[i];
+        n_nan += kernels->from_f32(rows[i], src + i * stride, n);
+    }
+    (value ? kernels->pack_v : kernels->pack_k)(tile, at, n);
+    return n_nan;
+}
+
 static writer writer_of(const paged_kv *kv) {
     return (writer){paged__kernels_choose(paged_cpu_flags()), kv->type, paged__type_bytes(kv->type)};
 }
@@ -174,13 +198,21 @@ int64_t paged_kv_write(const paged_kv *kv, const float *k, int64_t k_stride, con
     if (v_stride == 0) v_stride = kv->n_kv_heads * dv;
     if (kv->type == PAGED_TYPE_I8) return paged__i8_write(kv, k, k_stride, v, v_stride, slots, begin, end);
     writer w = writer_of(kv);
-    for (int64_t t = begin; t < end; t++) {
+    for (int64_t t = begin, n; t < end; t += n) {
+        n = is_tile(kv, slots, t, end) ? PAGED_TILE : 1;
         if (slots[t] < 0) continue;
         int64_t block = slots[t] / kv->block_size;
         int32_t o = (int32_t)(slots[t] % kv->block_size);
         uint8_t *k_block = kv->k + block * kv->block_stride, *v_block = kv->v + block * kv->block_stride;
         row_shape k_row = k_shape(kv, o), v_row = v_shape(kv, o);
         for (int64_t h = 0; h < kv->n_kv_heads; h++) {
+            if (n == PAGED_TILE) {
+                n_nan += write_tile(&w, k_block + h * kv->k_head_stride + o * dk * (int64_t)w.elem,
+                                    k + t * k_stride + h * dk, k_stride, (int32_t)dk, false);
+                n_nan += write_tile(&w, v_block + h * kv->v_head_stride + o * dv * (int64_t)w.elem,
+                                    v + t * v_stride + h * dv, v_stride, (int32_t)dv, true);
+                continue;
+            }
             n_nan +=
                 write_row(&w, k_block + h * kv->k_head_stride, k_row, k + t * k_stride + h * dk, (int32_t)dk);
             n_nan +=

@@ -44,6 +44,7 @@ typedef struct paged__range {
 typedef struct paged__tiles {
     const void *at[PAGED__STEP_TILES], *next[PAGED__STEP_TILES];
     const float *scale[PAGED__STEP_TILES], *next_scale[PAGED__STEP_TILES]; /* i8: [16] of each tile */
+    int32_t next_lines; /* `attend`: of each tile of `next` as it lies in memory, of 64 bytes */
 } paged__tiles;
 
 /* The tile that comes n ≤ 4 places after tile j. */
@@ -79,7 +80,7 @@ typedef struct paged__type_kernels {
     void (*softmax)(const paged__step *step);
     void (*pv)(const paged__step *step); /* o += p · V */
     /* All three, with the same bits, of more than PAGED__FEW_ROWS rows. `next` are then the tiles of the next
-     * call. NULL: one does it step by step. */
+     * call. NULL: one after the other. */
     void (*attend)(const paged__step *step);
 
     /* A tile as an f32 tile, for kernels that convert: with many rows it is cheaper to do it once, and call
@@ -117,6 +118,32 @@ static inline int32_t paged__row_bytes(int32_t bytes) {
 static inline int32_t paged__next_rows(int32_t n_rows, int32_t most) {
     int32_t n_calls = (n_rows + most - 1) / most;
     return (n_rows + n_calls - 1) / n_calls;
+}
+
+/* Where rows are many, blocks of at most `most` rows, as equal as possible: their number, and the first row
+ * of one, or the end of the last. */
+static inline int32_t paged__n_blocks(const paged__step *step, int32_t most) {
+    return (step->n_rows + most - 1) / most;
+}
+
+static inline int32_t paged__block_row(const paged__step *step, int32_t most, int32_t block) {
+    return step->n_rows * block / paged__n_blocks(step, most);
+}
+
+/* Brings part `part` of n of the 4 tiles that are worked on next into the cache. (GCC takes a function that
+ * only prefetches for one without effects and drops its calls.) */
+__attribute__((always_inline)) static inline void paged__bring(const paged__tiles *tiles, int32_t part,
+                                                               int32_t n_parts) {
+    int32_t lines = tiles->next_lines, n = PAGED__STEP_TILES * lines, at = n * part / n_parts,
+            end = n * (part + 1) / n_parts;
+    for (int32_t tile = 0; tile < PAGED__STEP_TILES; tile++, at -= lines, end -= lines)
+        for (int32_t i = PAGED_MAX(at, 0); i < PAGED_MIN(end, lines); i++)
+            __builtin_prefetch((const uint8_t *)tiles->next[tile] + i * (int64_t)64);
+}
+
+/* Bit t: the token t of a step is seen. */
+static inline uint64_t paged__seen_mask(paged__range seen) {
+    return ~(uint64_t)0 >> (PAGED_ATTN_STEP - seen.end) & ~(uint64_t)0 << seen.first;
 }
 
 /* The rows r … r + n - 1 and the tokens t0 … t1 - 1 of the step, all of which all these rows see. */

@@ -112,6 +112,30 @@ static void write_and_read(paged_type type, paged_layout layout, int32_t block_s
     free(c.bytes);
 }
 
+/* Tokens in order, from the middle of a tile over whole ones, which are written at once, to the middle of
+ * one, with a hole; other slots keep their bytes. */
+static void write_run(paged_type type, int32_t block_size, int32_t dk, int32_t dv, uint64_t *rng) {
+    enum { N = 52, FIRST = 11, HOLE = 40 };
+    cache c = cache_make(type, PAGED_LAYOUT_PACKED, block_size, 2, dk, dv);
+    int64_t stride_k = 2 * dk + 3, stride_v = 2 * dv, slots[N], n_slots = 5LL * block_size;
+    float *k = take((size_t)(N * stride_k), sizeof *k), *v = take((size_t)(N * stride_v), sizeof *v);
+    for (int64_t i = 0; i < N * stride_k; i++) k[i] = draw_unit(rng) * 100;
+    for (int64_t i = 0; i < N * stride_v; i++) v[i] = draw_unit(rng);
+    for (int64_t t = 0; t < N; t++) slots[t] = t == HOLE ? -1 : FIRST + t;
+    k[20 * stride_k] = NAN;
+    CHECK_EQ(paged_kv_write(&c.kv, k, stride_k, v, stride_v, slots, N, 0, 1), 1);
+    for (int64_t t = 0; t < N; t++)
+        if (t != HOLE && t != 20) check_written(&c, k, v, FIRST + t, stride_k, stride_v, t);
+    for (int64_t slot = 0; slot < n_slots; slot++) {
+        bool written = slot >= FIRST && slot < FIRST + N && slot != FIRST + HOLE;
+        if (!written) CHECK_EQ(bits_at(&c, false, slot, 1, 0), type == PAGED_TYPE_F32 ? UINT32_MAX : 0xffff);
+        if (!written) CHECK_EQ(bits_at(&c, true, slot, 1, 0), type == PAGED_TYPE_F32 ? UINT32_MAX : 0xffff);
+    }
+    free(c.bytes);
+    free(k);
+    free(v);
+}
+
 static void layouts(void) {
     static const int32_t dims[] = {16, 64, 80, 256, 40, 2, 22}, sizes[] = {16, 48, 1, 3, 100};
     for (int32_t isa = 0; isa < N_ISAS; isa++) {
@@ -270,5 +294,16 @@ static void bad_slots(void) {
     free(c.bytes);
 }
 
-#define TESTS(X) X(layouts) X(rounding) X(every_half) X(far_slots) X(bad_slots)
+static void runs(void) {
+    static const int32_t dims[] = {16, 64, 80, 256, 40, 2, 22};
+    for (int32_t isa = 0; isa < N_ISAS; isa++) {
+        uint64_t rng = test_seed;
+        if (!isa_use(isa)) continue;
+        for (int32_t i = 0; i < 7; i++)
+            for (int32_t type = 0; type < 3; type++)
+                write_run((paged_type)type, i % 2 ? 16 : 48, dims[i], dims[6 - i], &rng);
+    }
+}
+
+#define TESTS(X) X(layouts) X(runs) X(rounding) X(every_half) X(far_slots) X(bad_slots)
 TEST_MAIN(TESTS)

@@ -2,9 +2,10 @@
  *
  * qk: a vector holds one element d of 16 keys (a tile); 6 rows × 4 tiles are 24 accumulators, 4 registers
  *     hold K, and q comes as a broadcast memory operand. So 24 independent chains hide the latency of the
- *     multiply-add, and each K vector that is loaded (and converted) serves 6 rows. Per key and row:
- *     2 * head_dim FLOP; per key: 2 * head_dim bytes of K in f16.
+ *     multiply-add, and each K vector that is loaded serves 6 rows. Tiles that none of them sees are left
+ *     out.
  * pv: a vector holds 16 elements of one token's V; 6 rows × 64 elements are 24 accumulators, p is broadcast.
+ * Few rows are worked on in the type of the cache, tile by tile; many are always of f32 (widen_k, widen_v).
  * Functions that are always inlined take their row count and type as constants, which the switch in the
  * caller gives them; so every loop over rows and vectors is unrolled and the accumulators stay in registers.
  */
@@ -14,7 +15,7 @@
 #include "ops/ops.h"
 #include "ops/scores.h"
 
-enum { ROWS = 6, FEW = 12 };
+enum { ROWS = 6 };
 
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
@@ -25,6 +26,15 @@ enum { ROWS = 6, FEW = 12 };
 
 INLINE __m512 f32_of_f16(const void *src) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)src));
+}
+
+static void load_q(void *q, const float *src, float scale, int32_t head_dim) {
+    float *row = q;
+    for (int32_t d = 0; d < head_dim; d += 16) {
+        __mmask16 mask = (__mmask16)(0xffffu >> (16 - PAGED_MIN(head_dim - d, 16)));
+        _mm512_mask_storeu_ps(row + d, mask,
+                              _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, src + d), _mm512_set1_ps(scale)));
+    }
 }
 
 /* 16 keys, element d. */
@@ -63,30 +73,6 @@ INLINE __m512 load_v(const void *tile, int64_t t, int64_t d, int64_t head_dim, _
     __m512i pair = _mm512_maskz_loadu_epi32(mask, bytes + ((t >> 1) * head_dim + d) * 4);
     __m512i top = _mm512_sll_epi32(pair, _mm_cvtsi32_si128(t & 1 ? 0 : 16));
     return _mm512_castsi512_ps(_mm512_and_si512(top, _mm512_set1_epi32((int)0xffff0000u)));
-}
-
-INLINE void qk_rows(const paged__step *step, int32_t first_row, const int n_rows, const paged_type type) {
-    __m512 acc[ROWS][4];
-    UNROLL for (int r = 0; r < n_rows; r++) {
-        UNROLL for (int j = 0; j < 4; j++) acc[r][j] = _mm512_setzero_ps();
-    }
-    const uint8_t *q = step->q + first_row * step->q_stride;
-    const void *const *at = step->k.at, *const *next = step->k.next;
-    for (int64_t d = 0; d < step->head_dim_k; d++) {
-        __m512 k[4];
-        UNROLL for (int j = 0; j < 4; j++) {
-            k[j] = load_k(at[j], d, type);
-            prefetch_k(next[j], d, type);
-        }
-        UNROLL for (int r = 0; r < n_rows; r++) {
-            __m512 qd = _mm512_set1_ps(((const float *)(const void *)(q + r * step->q_stride))[d]);
-            UNROLL for (int j = 0; j < 4; j++) acc[r][j] = _mm512_fmadd_ps(qd, k[j], acc[r][j]);
-        }
-    }
-    float *s = step->s + first_row * PAGED_ATTN_STEP;
-    UNROLL for (int r = 0; r < n_rows; r++) {
-        UNROLL for (int j = 0; j < 4; j++) _mm512_storeu_ps(s + r * PAGED_ATTN_STEP + j * 16, acc[r][j]);
-    }
 }
 
 /* Few rows: one tile. */
@@ -137,45 +123,18 @@ INLINE void qk_few(const paged__step *step, int32_t tile, int32_t r, int32_t n, 
 
 INLINE void qk(const paged__step *step, const paged_type type) {
     const paged__range *seen = step->seen;
-    if (step->n_rows <= FEW) {
-        int32_t last = (seen[step->n_rows - 1].end - 1) / PAGED_TILE;
-        for (int32_t tile = seen[0].first / PAGED_TILE; tile <= last; tile++)
-            for (int32_t r = 0, n; r < step->n_rows; r += n) {
-                n = paged__next_rows(step->n_rows - r, ROWS);
-                qk_few(step, tile, r, n, type);
-            }
-        return;
-    }
-    for (int32_t r = 0, n; r < step->n_rows; r += n) {
-        n = paged__next_rows(step->n_rows - r, ROWS);
-        switch (n) {
-        case 1:
-            qk_rows(step, r, 1, type);
-            break;
-        case 2:
-            qk_rows(step, r, 2, type);
-            break;
-        case 3:
-            qk_rows(step, r, 3, type);
-            break;
-        case 4:
-            qk_rows(step, r, 4, type);
-            break;
-        case 5:
-            qk_rows(step, r, 5, type);
-            break;
-        default:
-            qk_rows(step, r, 6, type);
-            break;
+    int32_t last = (seen[step->n_rows - 1].end - 1) / PAGED_TILE;
+    for (int32_t tile = seen[0].first / PAGED_TILE; tile <= last; tile++)
+        for (int32_t r = 0, n; r < step->n_rows; r += n) {
+            n = paged__next_rows(step->n_rows - r, ROWS);
+            qk_few(step, tile, r, n, type);
         }
-    }
 }
 
 /* n_vecs vectors of 16 elements from d on; `mask` is for the last of them. */
 INLINE void pv_rows(const paged__step *step, int32_t first_row, int32_t t0, int32_t t1, int64_t d,
                     __mmask16 mask, const int n_rows, const int n_vecs, const paged_type type) {
     int64_t head_dim = step->head_dim_v;
-    bool is_few = step->n_rows <= FEW;
     float *o = step->o + first_row * step->o_stride + d;
     const uint8_t *p = step->p + first_row * step->p_stride;
     __m512 acc[ROWS][4];
@@ -184,8 +143,8 @@ INLINE void pv_rows(const paged__step *step, int32_t first_row, int32_t t0, int3
     }
     for (int64_t t = t0; t < t1;) {
         int32_t index = (int32_t)(t / PAGED_TILE);
-        const void *tile = step->v.at[index], *near = paged__tile_ahead(&step->v, index, is_few ? 1 : 4),
-                   *far = is_few ? paged__tile_ahead(&step->v, index, far_of(type)) : NULL;
+        const void *tile = step->v.at[index], *near = paged__tile_ahead(&step->v, index, 1),
+                   *far = paged__tile_ahead(&step->v, index, far_of(type));
         int64_t end = PAGED_MIN((t / PAGED_TILE + 1) * PAGED_TILE, (int64_t)t1);
         for (; t < end; t++) {
             __m512 v[4];
@@ -194,7 +153,7 @@ INLINE void pv_rows(const paged__step *step, int32_t first_row, int32_t t0, int3
                     load_v(tile, t % PAGED_TILE, d + j * 16, head_dim, j == n_vecs - 1 ? mask : 0xffff, type);
                 if (type != PAGED_TYPE_F32 && j % 2 != 0) continue;
                 prefetch_v(near, t % PAGED_TILE, d + j * 16, head_dim, type);
-                if (far) prefetch_v(far, t % PAGED_TILE, d + j * 16, head_dim, type);
+                prefetch_v(far, t % PAGED_TILE, d + j * 16, head_dim, type);
             }
             UNROLL for (int r = 0; r < n_rows; r++) {
                 __m512 weight = _mm512_set1_ps(((const float *)(const void *)(p + r * step->p_stride))[t]);
@@ -240,11 +199,10 @@ INLINE void pv_block(const paged__step *step, int32_t r, int32_t n, int32_t t0, 
     }
 }
 
+/* Tile by tile, so that a tile is in L1 while the passes go over it. */
 INLINE void pv(const paged__step *step, int32_t r, int32_t n, int32_t t0, int32_t t1, const paged_type type) {
-    /* Few rows: tile by tile, so that a tile is in L1 while the passes go over it. */
-    int32_t most = step->n_rows <= FEW ? PAGED_TILE : PAGED_ATTN_STEP;
     for (int32_t t = t0, end; t < t1; t = end) {
-        end = PAGED_MIN((t / most + 1) * most, t1);
+        end = PAGED_MIN((t / PAGED_TILE + 1) * PAGED_TILE, t1);
         pv_block(step, r, n, t, end, type);
     }
 }
@@ -273,8 +231,7 @@ static __attribute__((noinline)) void rescale(float s_max, float *m, float *l, f
     *m = s_max;
 }
 
-INLINE void softmax_row(float *p, const float *s, paged__range seen, float *l, float *o, int32_t n) {
-    uint64_t mask = ~(uint64_t)0 >> (PAGED_ATTN_STEP - seen.end) & ~(uint64_t)0 << seen.first;
+INLINE void softmax_row(float *p, const float *s, uint64_t mask, float *l, float *o, int32_t n) {
     float *m = o + n;
     /* Not -inf, so that a row whose scores are all -inf has weights of zero and not NaN. */
     __m512 v_max = _mm512_set1_ps(-FLT_MAX), x[4];
@@ -293,11 +250,163 @@ INLINE void softmax_row(float *p, const float *s, paged__range seen, float *l, f
     _mm512_storeu_ps(l, sum);
 }
 
-static void softmax(const paged__step *step) {
-    for (int32_t r = 0; r < step->n_rows; r++)
+INLINE void softmax_rows(const paged__step *step, int32_t r, int32_t end) {
+    for (; r < end; r++)
         softmax_row((float *)(void *)(step->p + r * step->p_stride), step->s + r * PAGED_ATTN_STEP,
-                    step->seen[r], step->l + r * PAGED__L_LANES, step->o + r * step->o_stride,
-                    step->o_floats);
+                    paged__seen_mask(step->seen[r]), step->l + r * PAGED__L_LANES,
+                    step->o + r * step->o_stride, step->o_floats);
+}
+
+static void softmax(const paged__step *step) {
+    softmax_rows(step, 0, step->n_rows);
+}
+
+/* ---- many rows, of f32 ---- */
+
+INLINE __m512 broadcast(const uint8_t *row, int64_t i) {
+    return _mm512_set1_ps(((const float *)(const void *)row)[i]);
+}
+
+/* The tiles first_tile … first_tile + n_tiles - 1. */
+INLINE void qk_tiles(const paged__step *step, int32_t first_row, int32_t first_tile, const int n_rows,
+                     const int n_tiles) {
+    const uint8_t *q = step->q + first_row * step->q_stride;
+    const float *k[4];
+    __m512 acc[ROWS][4];
+    UNROLL for (int j = 0; j < n_tiles; j++) k[j] = step->k.at[first_tile + j];
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        UNROLL for (int j = 0; j < n_tiles; j++) acc[r][j] = _mm512_setzero_ps();
+    }
+    for (int64_t d = 0; d < step->head_dim_k; d++) {
+        __m512 keys[4];
+        UNROLL for (int j = 0; j < n_tiles; j++) keys[j] = _mm512_loadu_ps(k[j] + d * PAGED_TILE);
+        UNROLL for (int r = 0; r < n_rows; r++) {
+            __m512 qd = broadcast(q + r * step->q_stride, d);
+            UNROLL for (int j = 0; j < n_tiles; j++) acc[r][j] = _mm512_fmadd_ps(qd, keys[j], acc[r][j]);
+        }
+    }
+    float *s = step->s + first_row * PAGED_ATTN_STEP + first_tile * PAGED_TILE;
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        UNROLL for (int j = 0; j < n_tiles; j++)
+            _mm512_storeu_ps(s + r * PAGED_ATTN_STEP + j * PAGED_TILE, acc[r][j]);
+    }
+}
+
+INLINE void many_qk_rows(const paged__step *step, int32_t r, const int n_rows) {
+    int32_t first = step->seen[r].first / PAGED_TILE, end = step->seen[r + n_rows - 1].end;
+    switch ((end + PAGED_TILE - 1) / PAGED_TILE - first) {
+    case 1:
+        qk_tiles(step, r, first, n_rows, 1);
+        break;
+    case 2:
+        qk_tiles(step, r, first, n_rows, 2);
+        break;
+    case 3:
+        qk_tiles(step, r, first, n_rows, 3);
+        break;
+    default:
+        qk_tiles(step, r, 0, n_rows, 4);
+        break;
+    }
+}
+
+/* Tokens of which some of the rows see some from `low` on and before `high`, and all rows all from `first` on
+ * and before `end`. */
+typedef struct token_range {
+    int32_t low, first, end, high;
+} token_range;
+
+/* One token, by all rows; or, at the edges, by those that see it: others do not multiply it. */
+INLINE void pv_token(const paged__step *step, __m512 acc[ROWS][4], int32_t first_row, int32_t t, int64_t d,
+                     __mmask16 mask, const bool is_edge, const int n_rows, const int n_vecs) {
+    const uint8_t *p = step->p + first_row * step->p_stride;
+    const float *v =
+        (const float *)step->v.at[t / PAGED_TILE] + t % PAGED_TILE * (int64_t)step->head_dim_v + d;
+    __m512 values[4];
+    UNROLL for (int j = 0; j < n_vecs; j++) values[j] =
+        _mm512_maskz_loadu_ps(j == n_vecs - 1 ? mask : 0xffff, v + j * 16);
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        __m512 weight = broadcast(p + r * step->p_stride, t);
+        paged__range seen = step->seen[first_row + r];
+        __mmask16 sees = !is_edge || (t >= seen.first && t < seen.end) ? 0xffff : 0;
+        UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] =
+            _mm512_mask3_fmadd_ps(weight, values[j], acc[r][j], sees);
+    }
+}
+
+/* Elements from d on. */
+INLINE void pv_pass(const paged__step *step, token_range tokens, int32_t first_row, int64_t d, __mmask16 mask,
+                    const int n_rows, const int n_vecs) {
+    float *o = step->o + first_row * step->o_stride + d;
+    int32_t t = tokens.low;
+    __m512 acc[ROWS][4];
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        UNROLL for (int j = 0; j < n_vecs; j++) acc[r][j] = _mm512_loadu_ps(o + r * step->o_stride + j * 16);
+    }
+    for (; t < tokens.first; t++) pv_token(step, acc, first_row, t, d, mask, true, n_rows, n_vecs);
+    for (; t < tokens.end; t++) pv_token(step, acc, first_row, t, d, mask, false, n_rows, n_vecs);
+    for (; t < tokens.high; t++) pv_token(step, acc, first_row, t, d, mask, true, n_rows, n_vecs);
+    UNROLL for (int r = 0; r < n_rows; r++) {
+        UNROLL for (int j = 0; j < n_vecs; j++) _mm512_storeu_ps(o + r * step->o_stride + j * 16, acc[r][j]);
+    }
+}
+
+INLINE void many_pv_rows(const paged__step *step, int32_t r, const int n_rows) {
+    const paged__range *seen = step->seen + r;
+    int32_t first = seen[n_rows - 1].first, d = 0, dv = step->head_dim_v;
+    token_range tokens = {seen[0].first, first, PAGED_MAX(seen[0].end, first), seen[n_rows - 1].end};
+    for (; d + 64 <= dv; d += 64) pv_pass(step, tokens, r, d, 0xffff, n_rows, 4);
+    for (; d + 32 <= dv; d += 32) pv_pass(step, tokens, r, d, 0xffff, n_rows, 2);
+    for (; d < dv; d += 16)
+        pv_pass(step, tokens, r, d, (__mmask16)(0xffffu >> (16 - PAGED_MIN(dv - d, 16))), n_rows, 1);
+}
+
+#define OF_ROWS(name)                                                                                        \
+    static void name##_block(const paged__step *step, int32_t r, int32_t n) {                                \
+        switch (n) {                                                                                         \
+        case 4:                                                                                              \
+            name##_rows(step, r, 4);                                                                         \
+            break;                                                                                           \
+        case 5:                                                                                              \
+            name##_rows(step, r, 5);                                                                         \
+            break;                                                                                           \
+        default:                                                                                             \
+            name##_rows(step, r, 6);                                                                         \
+            break;                                                                                           \
+        }                                                                                                    \
+    }
+
+/* Blocks of more than 12 rows have 4 … 6. */
+OF_ROWS(many_qk)
+OF_ROWS(many_pv)
+
+static void many_qk(const paged__step *step) {
+    for (int32_t block = 0, r = 0, next; r < step->n_rows; r = next) {
+        next = paged__block_row(step, ROWS, ++block);
+        many_qk_block(step, r, next - r);
+    }
+}
+
+static void many_pv(const paged__step *step) {
+    for (int32_t block = 0, r = 0, next; r < step->n_rows; r = next) {
+        next = paged__block_row(step, ROWS, ++block);
+        many_pv_block(step, r, next - r);
+    }
+}
+
+/* Scores are a block ahead, so that the processor, which looks some hundred instructions ahead, is not held
+ * up by the weights that follow from them. */
+static void attend(const paged__step *step) {
+    int32_t n = paged__n_blocks(step, ROWS), r = 0, next = paged__block_row(step, ROWS, 1);
+    many_qk_block(step, 0, next);
+    for (int32_t block = 0, after; block < n; block++, r = next, next = after) {
+        after = block + 1 < n ? paged__block_row(step, ROWS, block + 2) : next;
+        softmax_rows(step, r, next);
+        paged__bring(&step->k, block, n);
+        if (after > next) many_qk_block(step, next, after - next);
+        paged__bring(&step->v, block, n);
+        many_pv_block(step, r, next - r);
+    }
 }
 
 void paged__merge_avx512(float *acc, float a, const float *part, float b, int32_t n) {
@@ -406,13 +515,19 @@ static int64_t paged__from_f32_f32_avx512(void *dst, const float *src, int64_t n
 
 #define OF_TYPE(name, type)                                                                                  \
     static void qk_##name(const paged__step *step) {                                                         \
-        qk(step, type);                                                                                      \
+        if (step->n_rows > PAGED__FEW_ROWS)                                                                  \
+            many_qk(step);                                                                                   \
+        else                                                                                                 \
+            qk(step, type);                                                                                  \
     }                                                                                                        \
     static void pv_block_##name(const paged__step *step, int32_t r, int32_t n, int32_t t0, int32_t t1) {     \
         pv(step, r, n, t0, t1, type);                                                                        \
     }                                                                                                        \
     static void pv_##name(const paged__step *step) {                                                         \
-        paged__pv_by_blocks(step, ROWS, pv_block_##name);                                                    \
+        if (step->n_rows > PAGED__FEW_ROWS)                                                                  \
+            many_pv(step);                                                                                   \
+        else                                                                                                 \
+            paged__pv_by_blocks(step, ROWS, pv_block_##name);                                                \
     }
 
 OF_TYPE(f16, PAGED_TYPE_F16)
@@ -420,13 +535,13 @@ OF_TYPE(f32, PAGED_TYPE_F32)
 OF_TYPE(bf16, PAGED_TYPE_BF16)
 
 #define ENTRY(name)                                                                                          \
-    .q_bytes = paged__q_bytes_f32, .p_bytes = PAGED_ATTN_STEP * 4, .load_q = paged__load_q_f32,              \
-    .qk = qk_##name, .softmax = softmax, .pv = pv_##name, .pack_k = paged__pack_k_##name##_avx512,           \
+    .q_bytes = paged__q_bytes_f32, .p_bytes = PAGED_ATTN_STEP * 4, .load_q = load_q, .qk = qk_##name,        \
+    .softmax = softmax, .pv = pv_##name, .pack_k = paged__pack_k_##name##_avx512,                            \
     .to_f32 = paged__to_f32_##name##_avx512, .from_f32 = paged__from_f32_##name##_avx512
 
 const paged__type_kernels paged__avx512_f16 = {ENTRY(f16), .pack_v = paged__pack_v_f16,
                                                .widen_k = widen_k_f16, .widen_v = widen_k_f16};
-const paged__type_kernels paged__avx512_f32 = {ENTRY(f32), .pack_v = paged__pack_v_f32};
+const paged__type_kernels paged__avx512_f32 = {ENTRY(f32), .attend = attend, .pack_v = paged__pack_v_f32};
 const paged__type_kernels paged__avx512_bf16 = {ENTRY(bf16), .pack_v = paged__pack_v_bf16_avx512,
                                                 .widen_k = widen_k_bf16, .widen_v = widen_v_bf16};
 

@@ -74,34 +74,12 @@ INLINE void fetch_stream(const stream *f, int64_t at) {
     _mm_prefetch((const char *)f->far + at, _MM_HINT_T0);
 }
 
-/* With many rows there is time: the blocks of rows share the lines of 4 tiles. This is part `part` of n. */
-INLINE void bring(const void *const *tiles, int64_t tile_lines, int32_t part, int32_t n_parts) {
-    int64_t n = PAGED__STEP_TILES * tile_lines, at = n * part / n_parts, end = n * (part + 1) / n_parts;
-    for (int64_t stop; at < end; at = stop) {
-        const uint8_t *tile = tiles[at / tile_lines];
-        int64_t before = at / tile_lines * tile_lines;
-        stop = PAGED_MIN(before + tile_lines, end);
-        for (int64_t i = at - before; i < stop - before; i++)
-            _mm_prefetch((const char *)tile + i * 64, _MM_HINT_T0);
-    }
-}
-
 INLINE int64_t k_tile_lines(const paged__step *step) {
     return (step->head_dim_k + 1) / 2;
 }
 
 INLINE int64_t v_tile_lines(const paged__step *step) {
     return (step->head_dim_v + 1) / 2;
-}
-
-/* ---- blocks of rows, where they are many ---- */
-
-INLINE int32_t n_blocks(const paged__step *step) {
-    return (step->n_rows + ROWS - 1) / ROWS;
-}
-
-INLINE int32_t block_row(const paged__step *step, int32_t block) {
-    return step->n_rows * block / n_blocks(step);
 }
 
 /* ---- scores ---- */
@@ -238,18 +216,17 @@ static void qk(const paged__step *step) {
         qk_few(step);
         return;
     }
-    int32_t n = n_blocks(step);
-    for (int32_t block = 0; block < n; block++) {
-        bring(step->k.next, k_tile_lines(step), block, n);
-        qk_block(step, block_row(step, block), block_row(step, block + 1) - block_row(step, block));
+    for (int32_t block = 0, r = 0, next; r < step->n_rows; r = next) {
+        next = paged__block_row(step, ROWS, ++block);
+        qk_block(step, r, next - r);
     }
 }
 
 /* ---- weights ---- */
 
 /* 2^f = 1 + f * (C1 + f * (C2 + …)) for |f| ≤ 0.5, relative error 1.0e-4, little beside the 2^-8 of rounding
- * to bf16; fitted for the least maximum, and exact at 0. Products keep the vector units busy (two a cycle, also
- * beside additions, on Zen 5), so each instruction here costs time. */
+ * to bf16; fitted for the least maximum, and exact at 0. Products keep the vector units busy (two a cycle,
+ * also beside additions, on Zen 5), so each instruction here costs time. */
 #define C1 0.69328290f
 #define C2 0.24221095f
 #define C3 0.055008933f
@@ -296,13 +273,9 @@ INLINE void softmax_row(uint8_t *p, const float *s, uint64_t mask, float *l, flo
     _mm512_storeu_ps(l, sum);
 }
 
-INLINE uint64_t seen_mask(paged__range seen) {
-    return ~(uint64_t)0 >> (PAGED_ATTN_STEP - seen.end) & ~(uint64_t)0 << seen.first;
-}
-
 INLINE void softmax_rows(const paged__step *step, int32_t r, int32_t end) {
     for (; r < end; r++) {
-        uint64_t mask = seen_mask(step->seen[r]);
+        uint64_t mask = paged__seen_mask(step->seen[r]);
         uint8_t *p = step->p + r * step->p_stride;
         const float *s = step->s + r * PAGED_ATTN_STEP;
         float *l = step->l + r * PAGED__L_LANES, *o = step->o + r * step->o_stride;
@@ -352,7 +325,7 @@ INLINE void store_rows(const paged__step *step, __m512 acc[ROWS][8], int32_t fir
 INLINE void pv_pair_edge(__m512 acc[ROWS][8], const uint8_t *p, const paged__range *seen, int32_t i,
                          const uint8_t *v, __mmask16 mask, const int n_rows, const int n_vecs) {
     UNROLL for (int r = 0; r < n_rows; r++) {
-        __mmask32 tokens = (uint32_t)(seen_mask(seen[r]) >> 2 * i & 3) * 0x55555555u;
+        __mmask32 tokens = (uint32_t)(paged__seen_mask(seen[r]) >> 2 * i & 3) * 0x55555555u;
         __m512i weights = broadcast_pair(p + r * P_BYTES);
         UNROLL for (int j = 0; j < n_vecs; j++) {
             __m512i pairs = _mm512_maskz_loadu_epi32(j == n_vecs - 1 ? mask : 0xffff, v + j * 64);
@@ -555,26 +528,25 @@ static void pv(const paged__step *step) {
         pv_few(step);
         return;
     }
-    int32_t n = n_blocks(step);
-    for (int32_t block = 0; block < n; block++) {
-        bring(step->v.next, v_tile_lines(step), block, n);
-        pv_block(step, block_row(step, block), block_row(step, block + 1) - block_row(step, block));
+    for (int32_t block = 0, r = 0, next; r < step->n_rows; r = next) {
+        next = paged__block_row(step, ROWS, ++block);
+        pv_block(step, r, next - r);
     }
 }
 
 /* ---- all three, of many rows ---- */
 
-/* Scores are a block ahead, so that the processor, which looks some hundred instructions ahead, is not held up
- * by the weights that follow from them. K and V stay in L1 all the time. */
+/* Scores are a block ahead, so that the processor, which looks some hundred instructions ahead, is not held
+ * up by the weights that follow from them. K and V stay in L1 all the time. */
 static void attend(const paged__step *step) {
-    int32_t n = n_blocks(step), r = 0, next = block_row(step, 1);
+    int32_t n = paged__n_blocks(step, ROWS), r = 0, next = paged__block_row(step, ROWS, 1);
     qk_block(step, 0, next);
     for (int32_t block = 0, after; block < n; block++, r = next, next = after) {
-        after = block + 1 < n ? block_row(step, block + 2) : next;
+        after = block + 1 < n ? paged__block_row(step, ROWS, block + 2) : next;
         softmax_rows(step, r, next);
-        bring(step->k.next, k_tile_lines(step), block, n);
+        paged__bring(&step->k, block, n);
         if (after > next) qk_block(step, next, after - next);
-        bring(step->v.next, v_tile_lines(step), block, n);
+        paged__bring(&step->v, block, n);
         pv_block(step, r, next - r);
     }
 }
