@@ -102,12 +102,14 @@ static void keep_outputs(paged__lane *t) {
 
 /* ---- products ---- */
 
-/* What a product reads: rows of n_cols floats, picked by row_map, normed if `norm` is given. */
+/* What a product reads: rows of n_cols floats, picked by row_map, normed if `norm` is given; or what the one
+ * before it has made already. */
 typedef struct source {
     const float *rows;
     int32_t n_cols;
     const int32_t *row_map;
     const paged__norm *norm;
+    const paged__input *made;
 } source;
 
 static void set_input(const paged__lane *t, const paged__input *in, int32_t i, const source *from) {
@@ -151,8 +153,11 @@ static void multiply(paged__lane *t, const source *from, const paged__product *p
             width += p->w[next]->n_rows;
         }
         if (at > 0) barrier(t); /* the others may still read the input before */
-        make_input(t, from, p->w[at], &in);
-        part.x = &in;
+        part.x = from->made;
+        if (!from->made) {
+            make_input(t, from, p->w[at], &in);
+            part.x = &in;
+        }
         part.y = p->y + first;
         paged__product_run(&part, t->ith, t->nth);
         first += width;
@@ -225,11 +230,19 @@ static void activate_hidden(paged__lane *t, paged__activation activation, const 
     barrier(t);
 }
 
+/* True: h is never floats, but the quantised input of `down`, in the same memory. */
+static bool hidden_input(const paged__lane *t, const paged__layer *l, paged__input *in) {
+    if (!l->gate.w || !paged__weight_chains(l->gate.w, l->up.w, l->down.w)) return false;
+    paged__input_init(in, PAGED__FORM_QUANTISED, t->n_rows, t->model->hp.n_ff, (uint8_t *)t->runner->h);
+    return true;
+}
+
 void paged__make_hidden(paged__lane *t, const paged__layer *l, const paged__norm *norm,
                         paged__activation activation) {
     const paged__runner *r = t->runner;
     const paged__hparams *hp = &t->model->hp;
     const source normed = {.rows = t->x, .n_cols = hp->n_embd, .norm = norm};
+    paged__input next;
     if (!l->gate.w) {
         multiply_one(t, &l->up, &normed, r->h);
         activate_hidden(t, activation, NULL);
@@ -245,26 +258,64 @@ void paged__make_hidden(paged__lane *t, const paged__layer *l, const paged__norm
                                    .n_w = 2,
                                    .y = r->h,
                                    .y_stride = hp->n_ff,
+                                   .next = hidden_input(t, l, &next) ? &next : NULL,
                                    .epilogue = activation == PAGED__SILU ? PAGED__SWIGLU : PAGED__GEGLU});
     }
 }
 
 void paged__add_hidden(paged__lane *t, const paged__layer *l) {
-    multiply_add(t, &l->down, &(source){.rows = t->runner->h, .n_cols = t->model->hp.n_ff},
-                 &l->ffn_post_norm);
+    paged__input made;
+    const source hidden = {
+        .rows = t->runner->h, .n_cols = t->model->hp.n_ff, .made = hidden_input(t, l, &made) ? &made : NULL};
+    multiply_add(t, &l->down, &hidden, &l->ffn_post_norm);
 }
 
 /* ---- attention ---- */
 
-/* A head: turns its first n_rot elements. cs [n_rot / 2][cos, sin]; the elements of a pair are `apart`. */
-static void turn(float *x, int32_t n_rot, const float *cs, paged__rope_order order) {
-    const int32_t apart = order == PAGED__ROPE_PAIRS ? 1 : n_rot / 2,
-                  step = order == PAGED__ROPE_PAIRS ? 2 : 1;
-    for (int32_t i = 0; i < n_rot / 2; i++, cs += 2, x += step) {
-        const float a = x[0], b = x[apart];
-        x[0] = a * cs[0] - b * cs[1];
-        x[apart] = a * cs[1] + b * cs[0];
+typedef float quad __attribute__((vector_size(16)));
+
+static quad load(const float *x) {
+    quad v;
+    memcpy(&v, x, sizeof v);
+    return v;
+}
+
+static void store(float *x, quad v) {
+    memcpy(x, &v, sizeof v);
+}
+
+/* The pair a, b by the angle of cs [cos, sin]. */
+static void turn_pair(float *a, float *b, const float *cs) {
+    const float x = *a, y = *b;
+    *a = x * cs[0] - y * cs[1];
+    *b = x * cs[1] + y * cs[0];
+}
+
+/* A head: turns its first n_rot elements. cs [n_rot / 2][cos, sin]; pairs are neighbours, … */
+static void turn_neighbours(float *x, int32_t n_rot, const float *cs) {
+    const quad sign = {-1, 1, -1, 1};
+    int32_t i = 0;
+    for (; i + 4 <= n_rot; i += 4) {
+        const quad v = load(x + i), t = load(cs + i);
+        const quad c = __builtin_shufflevector(t, t, 0, 0, 2, 2),
+                   s = __builtin_shufflevector(t, t, 1, 1, 3, 3);
+        store(x + i, v * c + __builtin_shufflevector(v, v, 1, 0, 3, 2) * (s * sign));
     }
+    if (i < n_rot) turn_pair(x + i, x + i + 1, cs + i);
+}
+
+/* … or an element and that half of n_rot behind it. */
+static void turn_halves(float *x, int32_t n_rot, const float *cs) {
+    const int32_t half = n_rot / 2;
+    int32_t i = 0;
+    for (; i + 4 <= half; i += 4) {
+        const quad a = load(x + i), b = load(x + half + i), t = load(cs + 2 * i), u = load(cs + 2 * i + 4);
+        const quad c = __builtin_shufflevector(t, u, 0, 2, 4, 6),
+                   s = __builtin_shufflevector(t, u, 1, 3, 5, 7);
+        store(x + i, a * c - b * s);
+        store(x + half + i, a * s + b * c);
+    }
+    for (; i < half; i++) turn_pair(x + i, x + half + i, cs + 2 * i);
 }
 
 /* x [n_heads, head_dim_k] of the token in row i: norm [head_dim_k] or NULL, then RoPE. */
@@ -275,7 +326,11 @@ static void prepare_heads(const paged__lane *t, const paged__layer *l, int32_t i
         if (norm) rms_norm(x, hp->head_dim_k, norm, hp->norm_eps, x);
         if (l->rope < 0) continue;
         const int32_t n_rot = hp->rope[l->rope].n_rot;
-        turn(x, n_rot, t->runner->turns[l->rope] + (int64_t)i * n_rot, t->model->arch->rope);
+        const float *cs = t->runner->turns[l->rope] + (int64_t)i * n_rot;
+        if (t->model->arch->rope == PAGED__ROPE_PAIRS)
+            turn_neighbours(x, n_rot, cs);
+        else
+            turn_halves(x, n_rot, cs);
     }
 }
 

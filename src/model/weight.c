@@ -137,16 +137,23 @@ static void run_by_rows(const paged__product *p, int32_t ith, int32_t nth) {
     }
 }
 
+bool paged__weight_chains(const paged__weight *gate, const paged__weight *up, const paged__weight *down) {
+    return paged__weight_form(gate) == PAGED__FORM_QUANTISED &&
+           paged__weight_form(up) == PAGED__FORM_QUANTISED &&
+           paged__weight_form(down) == PAGED__FORM_QUANTISED && paged__linear_into_act(&gate->matrix);
+}
+
 void paged__product_run(const paged__product *p, int32_t ith, int32_t nth) {
     if (!is_ours(p->x->form)) {
         run_by_rows(p, ith, nth);
         return;
     }
-    const paged__act act = act_of(p->x);
+    const paged__act act = act_of(p->x), next = p->next ? act_of(p->next) : act;
     paged__linear_job job = {.n_w = p->n_w,
                              .x = &act,
                              .y = p->y,
                              .y_stride = p->y_stride,
+                             .act = p->next ? &next : NULL,
                              .epilogue = p->epilogue,
                              .residual = p->residual,
                              .residual_stride = p->residual_stride};

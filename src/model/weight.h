@@ -58,12 +58,16 @@ typedef struct paged__product {
     const float *bias[4];      /* each [w->n_rows] or NULL */
     int32_t n_w;
     const paged__input *x;
-    float *y;         /* [x->n_rows, sum of n_rows], gated [x->n_rows, n_rows] */
-    int64_t y_stride; /* elements from one row to the next */
+    float *y;                 /* [x->n_rows, sum of n_rows], gated [x->n_rows, n_rows] */
+    int64_t y_stride;         /* elements from one row to the next */
+    const paged__input *next; /* gated, instead of y: the input of the product that follows */
     paged__epilogue epilogue;
     const float *residual; /* PAGED__ADD */
     int64_t residual_stride;
 } paged__product;
+
+/* Whether what a gated unit of gate and up makes can go as the next input to `down` at once, without y. */
+bool paged__weight_chains(const paged__weight *gate, const paged__weight *up, const paged__weight *down);
 
 /* The part of thread ith of nth. Cannot fail. */
 void paged__product_run(const paged__product *p, int32_t ith, int32_t nth);

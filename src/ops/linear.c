@@ -43,37 +43,33 @@ static int32_t chunk_tokens(int32_t n_tokens, int32_t n_tiles) {
     return paged__round_up((n_tokens + n_chunks - 1) / n_chunks, paged__group_size(n_tokens));
 }
 
-/* Rows of y are far apart, each a miss of its own, so they are asked for some tokens ahead. */
-enum { Y_AHEAD = 12 };
-
-static void fetch_y(const float *y, int32_t n) {
-    for (int32_t r = 0; r < n; r += 16) __builtin_prefetch(y + r, 1);
-}
-
 /* Some tiles of matrix i (GLU: of gate and up), all tokens; y_first: where its part of a row of y begins. */
 static void run_tiles(const paged__linear_kernels_table *k, const paged__linear_job *job, int32_t i,
                       int32_t y_first, int32_t tile, int32_t n_tiles) {
     _Alignas(64) float sums[2][PAGED__SUMS_MAX];
-    const bool glu = job->epilogue >= PAGED__SWIGLU;
+    const bool glu = job->epilogue >= PAGED__SWIGLU, add = job->epilogue == PAGED__ADD;
     const int32_t row = tile * PAGED__ROW_TILE, n_tokens = job->x->n_tokens,
-                  stride = n_tiles * PAGED__ROW_TILE;
-    const int32_t n_rows = PAGED_MIN(stride, job->w[i]->n_rows - row),
-                  chunk = chunk_tokens(n_tokens, n_tiles);
-    const float *bias = job->bias[i] ? job->bias[i] + row : NULL;
-    const float *bias_up = glu && job->bias[1] ? job->bias[1] + row : NULL;
+                  stride = n_tiles * PAGED__ROW_TILE, chunk = chunk_tokens(n_tokens, n_tiles);
+    paged__outcome out = {.sums = sums[0],
+                          .stride = stride,
+                          .bias = job->bias[i] ? job->bias[i] + row : NULL,
+                          .bias_other = glu && job->bias[1] ? job->bias[1] + row : NULL,
+                          .other = glu ? sums[1] : NULL,
+                          .other_stride = add ? job->residual_stride : stride,
+                          .y_stride = job->y_stride,
+                          .act = job->act,
+                          .act_col = row,
+                          .n_rows = PAGED_MIN(stride, job->w[i]->n_rows - row),
+                          .epilogue = job->epilogue};
     for (int32_t first = 0; first < n_tokens; first += chunk) {
-        const int32_t n = PAGED_MIN(chunk, n_tokens - first);
-        k->sums(sums[0], job->w[i], tile, n_tiles, job->x, first, n);
-        if (glu) k->sums(sums[1], job->w[1], tile, n_tiles, job->x, first, n);
-        for (int32_t t = 0; t < n; t++) {
-            float *y = job->y + (first + t) * job->y_stride + y_first + row;
-            if (t + Y_AHEAD < n) fetch_y(y + Y_AHEAD * job->y_stride, n_rows);
-            const float *other = glu ? sums[1] + t * stride
-                                 : job->epilogue == PAGED__ADD
-                                     ? job->residual + (first + t) * job->residual_stride + y_first + row
-                                     : NULL;
-            k->finish(y, sums[0] + t * stride, other, bias, bias_up, n_rows, job->epilogue);
-        }
+        const int64_t at = y_first + row;
+        out.n_tokens = PAGED_MIN(chunk, n_tokens - first);
+        out.act_token = first;
+        if (!job->act) out.y = job->y + first * job->y_stride + at;
+        if (add) out.other = job->residual + first * job->residual_stride + at;
+        k->sums(sums[0], job->w[i], tile, n_tiles, job->x, first, out.n_tokens);
+        if (glu) k->sums(sums[1], job->w[1], tile, n_tiles, job->x, first, out.n_tokens);
+        k->finish(&out);
     }
 }
 
@@ -82,6 +78,10 @@ static int32_t tile_at(int64_t cut, const paged__matrix *w, int64_t bytes_before
                        int32_t at_once) {
     const int64_t step = tile_bytes * at_once, inside = PAGED_MAX(cut - bytes_before, 0);
     return (int32_t)PAGED_MIN((inside + step / 2) / step * at_once, (int64_t)w->n_tiles);
+}
+
+bool paged__linear_into_act(const paged__matrix *w) {
+    return paged__is_quantised(w->type) && w->n_rows % (2 * PAGED__ACT_BLOCK) == 0;
 }
 
 void paged__linear_run(const paged__linear_job *job, int32_t ith, int32_t nth) {
@@ -93,6 +93,7 @@ void paged__linear_run(const paged__linear_job *job, int32_t ith, int32_t nth) {
         PAGED_ASSERT(job->w[i]->n_cols == job->x->n_cols &&
                      paged__wants_quantised(job->w[i]->type) == job->x->quantised &&
                      (!glu || job->w[i]->n_rows == job->w[0]->n_rows));
+    PAGED_ASSERT(!job->act || (glu && paged__linear_into_act(job->w[0])));
     if (job->x->n_tokens <= 0) return;
     int64_t tile_bytes[4], all = 0, before = 0;
     for (int32_t i = 0; i < n; i++) {

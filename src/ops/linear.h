@@ -73,6 +73,7 @@ typedef struct paged__linear_job {
     const paged__act *x;  /* quantised as paged__wants_quantised() says for every w */
     float *y;             /* [n_tokens, sum of n_rows] (GLU: [n_tokens, n_rows]), rows of y_stride floats */
     int64_t y_stride;
+    const paged__act *act; /* or instead of y, of GLU: the next product's activations [n_tokens, n_rows] */
     paged__epilogue epilogue;
     const float *residual; /* PAGED__ADD: rows of residual_stride floats */
     int64_t residual_stride;
@@ -103,6 +104,10 @@ size_t paged__act_bytes(bool quantised, int32_t n_tokens, int32_t n_cols);
  * all must be set before a matrix runs. Quantised, a row that holds NaN or an infinity gives NaN. */
 void paged__act_set(const paged__act *act, int32_t token, const float *x, const float *norm_weight,
                     float eps);
+
+/* Whether the outputs of a gated unit whose gate is w can become quantised activations as they are made, the
+ * same as paged__act_set() makes of them. */
+bool paged__linear_into_act(const paged__matrix *w);
 
 /* The part of thread ith of nth: row tiles, so that bytes of weights are equal. Cannot fail. */
 void paged__linear_run(const paged__linear_job *job, int32_t ith, int32_t nth);

@@ -47,6 +47,20 @@ typedef struct paged__act_block {
     int32_t neg_sum, neg_first; /* -sum q, of all and of the first 16 */
 } paged__act_block;
 
+/* What becomes of the sums of some tokens: rows of y, or, if `act` is set, activations of the next
+ * product. */
+typedef struct paged__outcome {
+    const float *sums, *other;      /* rows of n_rows; of GLU gate's and up's; the residual, or NULL */
+    int64_t stride, other_stride;   /* from one token's to the next */
+    const float *bias, *bias_other; /* [n_rows] or NULL */
+    float *y;
+    int64_t y_stride;
+    const paged__act *act;      /* quantised; … */
+    int32_t act_token, act_col; /* … from here on, in whole blocks */
+    int32_t n_tokens, n_rows;
+    paged__epilogue epilogue;
+} paged__outcome;
+
 typedef struct paged__linear_kernels_table {
     const char *name;
     /* sums[n_tokens][n_tiles * 16] of the tiles tile0 … and tokens token0 …; token0 begins a group. n_tiles
@@ -54,10 +68,7 @@ typedef struct paged__linear_kernels_table {
      * PAGED__SUMS_MAX. */
     void (*sums)(float *sums, const paged__matrix *w, int32_t tile0, int32_t n_tiles, const paged__act *x,
                  int32_t token0, int32_t n_tokens);
-    /* One token, n rows: y from the sums a (of GLU: gate), and b, the sums of up or the residual. Biases may
-     * be NULL. */
-    void (*finish)(float *y, const float *a, const float *b, const float *bias_a, const float *bias_b,
-                   int32_t n, paged__epilogue epilogue);
+    void (*finish)(const paged__outcome *out);
     void (*act_set)(const paged__act *act, int32_t token, const float *x, const float *norm_weight,
                     float eps);
 } paged__linear_kernels_table;
@@ -143,6 +154,11 @@ typedef struct paged__group {
 static inline paged__group paged__group_of(const paged__act *x, int32_t token) {
     const int32_t size = paged__group_size(x->n_tokens), first = token / size * size;
     return (paged__group){first, PAGED_MIN(size, x->n_tokens - first)};
+}
+/* The group behind it. */
+static inline paged__group paged__group_after(const paged__act *x, paged__group group) {
+    const int32_t first = group.first + group.width;
+    return (paged__group){first, PAGED_MIN(paged__group_size(x->n_tokens), x->n_tokens - first)};
 }
 /* Where its activations begin. */
 static inline paged__act_block *paged__group_blocks(const paged__act *x, paged__group group) {

@@ -118,12 +118,18 @@ PAGED__LANES_FN void paged__finish_as(float *y, const float *a, const float *b, 
     memcpy(y + r, out, bytes);
 }
 
-static void paged__finish_rows(float *y, const float *a, const float *b, const float *bias_a,
-                               const float *bias_b, int32_t n, paged__epilogue epilogue) {
-    if (epilogue == PAGED__STORE) paged__finish_as(y, a, b, bias_a, bias_b, n, PAGED__STORE);
-    if (epilogue == PAGED__ADD) paged__finish_as(y, a, b, bias_a, bias_b, n, PAGED__ADD);
-    if (epilogue == PAGED__SWIGLU) paged__finish_as(y, a, b, bias_a, bias_b, n, PAGED__SWIGLU);
-    if (epilogue == PAGED__GEGLU) paged__finish_as(y, a, b, bias_a, bias_b, n, PAGED__GEGLU);
+/* Rows of y are far apart, each a miss of its own, so they are asked for some tokens ahead. */
+enum { PAGED__Y_AHEAD = 12 };
+
+PAGED__LANES_FN void paged__finish_into_rows(const paged__outcome *o, const paged__epilogue epilogue) {
+    const float *a = o->sums, *b = o->other;
+    float *y = o->y;
+    for (int32_t t = 0; t < o->n_tokens; t++, a += o->stride, y += o->y_stride) {
+        for (int32_t r = 0; r < o->n_rows && t + PAGED__Y_AHEAD < o->n_tokens; r += 16)
+            __builtin_prefetch(y + PAGED__Y_AHEAD * o->y_stride + r, 1);
+        paged__finish_as(y, a, b, o->bias, o->bias_other, o->n_rows, epilogue);
+        if (b) b += o->other_stride;
+    }
 }
 
 /* ---- activations ---- */
@@ -253,6 +259,44 @@ static void paged__act_set_lanes(const paged__act *act, int32_t token, const flo
     float *out = paged__group_floats(act, group) + (token - group.first);
     for (int64_t k = 0; k < act->n_cols; k++)
         out[k * group.width] = weight ? (x[k] * scale) * weight[k] : x[k];
+}
+
+/* What would become rows of y becomes blocks of activations while it is at hand. */
+PAGED__LANES_FN void paged__finish_into_act(const paged__outcome *o, const paged__epilogue epilogue) {
+    paged__group group = paged__group_of(o->act, o->act_token);
+    int32_t inside = o->act_token - group.first;
+    for (int32_t t = 0; t < o->n_tokens; t++) {
+        paged__act_block *out = paged__group_blocks(o->act, group) +
+                                (int64_t)(o->act_col / PAGED__ACT_BLOCK) * group.width + inside;
+        for (int32_t r = 0; r < o->n_rows; r += PAGED__ACT_BLOCK, out += group.width) {
+            paged__f32s part[PAGED__ACT_VECTORS];
+            for (int32_t v = 0; v < PAGED__ACT_VECTORS; v++) {
+                const int32_t at = r + v * PAGED__N_LANES;
+                paged__finish_lanes((float *)&part[v], o->sums + t * o->stride + at,
+                                    o->other ? o->other + t * o->other_stride + at : NULL,
+                                    o->bias ? o->bias + at : NULL, o->bias_other ? o->bias_other + at : NULL,
+                                    epilogue);
+            }
+            paged__quantise(out, part);
+        }
+        if (++inside < group.width) continue;
+        group = paged__group_after(o->act, group);
+        inside = 0;
+    }
+}
+
+PAGED__LANES_FN void paged__finish_with(const paged__outcome *o, const paged__epilogue epilogue) {
+    if (o->act)
+        paged__finish_into_act(o, epilogue);
+    else
+        paged__finish_into_rows(o, epilogue);
+}
+
+static void paged__finish(const paged__outcome *o) {
+    if (o->epilogue == PAGED__STORE) paged__finish_into_rows(o, PAGED__STORE);
+    if (o->epilogue == PAGED__ADD) paged__finish_into_rows(o, PAGED__ADD);
+    if (o->epilogue == PAGED__SWIGLU) paged__finish_with(o, PAGED__SWIGLU);
+    if (o->epilogue == PAGED__GEGLU) paged__finish_with(o, PAGED__GEGLU);
 }
 
 #endif

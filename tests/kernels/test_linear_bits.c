@@ -126,6 +126,45 @@ static void epilogues(void) {
     weights_free(&up);
 }
 
+/* What a gated unit makes as activations is what paged__act_set() makes of its rows, on every instruction
+ * set. */
+static void into_activations(void) {
+    enum { N_ROWS = 192 };
+    uint64_t rng = test_seed;
+    weights gate = weights_make(PAGED__W_Q4_1, N_ROWS, 96, false, 1, &rng),
+            up = weights_make(PAGED__W_Q8_0, N_ROWS, 96, false, 1, &rng);
+    inputs in = inputs_make(N_TOKENS, 96, &rng);
+    CHECK(paged__linear_into_act(&gate.w));
+    in.x[20 * in.stride] = NAN; /* a token is NaN in both ways */
+    for (int32_t e = PAGED__SWIGLU; e <= PAGED__GEGLU; e++) {
+        paged__linear_job job = {.w = {&gate.w, &up.w}, .n_w = 2, .epilogue = (paged__epilogue)e};
+        float *rows = linear_alone(&job, &in, true, N_ROWS);
+        const inputs hidden = {.act = {.n_cols = N_ROWS}, .x = rows, .stride = N_ROWS};
+        for (int32_t isa = 0; isa < N_LINEAR_ISAS; isa++) {
+            if (!linear_isa_use(isa)) continue;
+            for (int32_t n = 1; n <= N_TOKENS; n += n < 14 ? 1 : 28) {
+                paged__act x = activate(&in, true, N_TOKENS - n, n),
+                           want = activate(&hidden, true, N_TOKENS - n, n), got = want;
+                const size_t bytes = paged__act_bytes(true, n, N_ROWS);
+                got.data = take_aligned(bytes);
+                memset(got.data, 0xff, bytes);
+                job.x = &x;
+                job.act = &got;
+                for (int32_t i = 0; i < 3; i++) paged__linear_run(&job, i, 3);
+                CHECK(memcmp(got.data, want.data, bytes) == 0);
+                free(x.data);
+                free(want.data);
+                free(got.data);
+            }
+        }
+        free(rows);
+    }
+    paged_cpu_mask(~0u);
+    inputs_free(&in);
+    weights_free(&gate);
+    weights_free(&up);
+}
+
 /* A token that holds NaN or an infinity: all its outputs are NaN, and all others as without it. */
 static void poison(void) {
     static const float bad[] = {NAN, INFINITY, -INFINITY};
@@ -184,5 +223,5 @@ static void activations(void) {
     paged_cpu_mask(~0u);
 }
 
-#define TESTS(X) X(one_matrix) X(stacks) X(epilogues) X(poison) X(activations)
+#define TESTS(X) X(one_matrix) X(stacks) X(epilogues) X(into_activations) X(poison) X(activations)
 TEST_MAIN(TESTS)

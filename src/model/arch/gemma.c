@@ -45,14 +45,25 @@ static paged_status configure(paged_model *m, int32_t period, int32_t n_layers_l
     return s;
 }
 
+/* 0 is none. What is smaller than any score would leave nothing of them, and attention refuses it. */
+static paged_status read_softcap(const paged_model *m, const char *key, float *out, paged_error *err) {
+    float cap = *out;
+    const paged_status s = paged__model_key_f32(m, key, false, 0, 1e6f, &cap, err);
+    if (s) return s;
+    if (cap != 0 && cap < 1e-3f)
+        return paged__fail(err, PAGED_ERR_FORMAT, "%s is %g, neither 0 nor at least 0.001", key, (double)cap);
+    *out = cap;
+    return PAGED_OK;
+}
+
 static paged_status configure_gemma2(paged_model *m, paged_error *err) {
     paged__hparams *hp = &m->hp;
     if (hp->window == 0) hp->window = 4096;
     hp->attn_softcap = 50.0f;
     hp->logit_softcap = 30.0f;
     paged_status s = configure(m, 2, 46, err);
-    if (!s) s = paged__model_key_f32(m, "attn_logit_softcapping", false, 0, 1e6f, &hp->attn_softcap, err);
-    if (!s) s = paged__model_key_f32(m, "final_logit_softcapping", false, 0, 1e6f, &hp->logit_softcap, err);
+    if (!s) s = read_softcap(m, "attn_logit_softcapping", &hp->attn_softcap, err);
+    if (!s) s = read_softcap(m, "final_logit_softcapping", &hp->logit_softcap, err);
     return s;
 }
 
@@ -65,7 +76,7 @@ static paged_status configure_gemma3(paged_model *m, paged_error *err) {
     windowed->factors = windowed->long_factors = NULL;
     paged_status s = configure(m, 6, 62, err);
     if (!s) s = paged__model_key_f32(m, "rope.freq_base_swa", false, 1.0f, 1e12f, &windowed->base, err);
-    if (!s) s = paged__model_key_f32(m, "final_logit_softcapping", false, 0, 1e6f, &hp->logit_softcap, err);
+    if (!s) s = read_softcap(m, "final_logit_softcapping", &hp->logit_softcap, err);
     return s;
 }
 

@@ -335,4 +335,4 @@ static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_ti
 }
 
 const paged__linear_kernels_table paged__linear_vnni = {
-    .name = "avx512_vnni", .sums = sums, .finish = paged__finish_rows, .act_set = paged__act_set_lanes};
+    .name = "avx512_vnni", .sums = sums, .finish = paged__finish, .act_set = paged__act_set_lanes};

@@ -6,4 +6,4 @@ INLINE int32x4_t dots(int32x4_t acc, int8x16_t w0, int8x16_t q0, int8x16_t w1, i
 }
 
 const paged__linear_kernels_table paged__linear_neon_dot = {
-    .name = "neon_dot", .sums = sums, .finish = paged__finish_rows, .act_set = paged__act_set_lanes};
+    .name = "neon_dot", .sums = sums, .finish = paged__finish, .act_set = paged__act_set_lanes};

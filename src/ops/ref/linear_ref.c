@@ -68,4 +68,4 @@ static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_ti
 }
 
 const paged__linear_kernels_table paged__linear_ref = {
-    .name = "ref", .sums = sums, .finish = paged__finish_rows, .act_set = paged__act_set_lanes};
+    .name = "ref", .sums = sums, .finish = paged__finish, .act_set = paged__act_set_lanes};
