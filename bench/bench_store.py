@@ -104,16 +104,20 @@ def first_tokens(side, n_rounds, progress, has_redis):
 
 
 def slowdown(side, n_rounds, progress, loaded):
-    shares, tried = [], 0
+    shares, cpu, tried = [], [], 0
     side.ask("slow 0")
-    while len(shares) < n_rounds and tried < 4 * n_rounds:
+    while len(shares) < n_rounds and tried < 2 * n_rounds:
         tried += 1
         progress.show(f"while it writes: {len(shares)} of {n_rounds} rounds, {tried - 1 - len(shares)} dropped")
         answer = side.ask(f"slow {tried}")
         clean = all(answer["cpu_" + k] >= CLEAN * answer[k] * CPUS for k in ("plain", "writing"))
-        if answer["blocks"] and (clean or loaded):
-            shares.append(answer["writing"] / answer["plain"] - 1)
-    yield row("4 requests, 256 + 48 tokens", "time that writing all blocks adds", shares, must=0.03, unit="share", better="lower")
+        if answer["blocks"]:
+            cpu.append(answer["cpu_writing"] / answer["cpu_plain"] - 1)
+            shares += [answer["writing"] / answer["plain"] - 1] if clean or loaded else []
+    case = "4 requests, 256 + 48 tokens"
+    yield row(case, "time that writing all blocks adds", shares, must=0.03, unit="share", better="lower")
+    # What others do on the machine does not tell here, and where all cores compute this is what the time would become.
+    yield row(case, "processor time that writing all blocks adds", cpu, unit="share", better="lower")
 
 
 def table(rows):
@@ -133,8 +137,8 @@ def measure(args, side, folder, progress, has_redis):
         yield from files(side, folder, n, progress)
     else:
         progress.say("without fio (Debian: fio) files are not measured")
-    yield from slowdown(side, n if args.quick else 2 * n, progress, args.loaded)
     yield from first_tokens(side, n, progress, has_redis)
+    yield from slowdown(side, n, progress, args.loaded)
 
 
 def main():

@@ -221,6 +221,28 @@ static void set_up(void) {
 
 /* ---- the scenario ---- */
 
+/* A record that first has one group of two, and then both: the second takes the place of the first. */
+enum { GROWING = 2000 };
+
+static void put_growing(paged_store *store) {
+    world_record r;
+    world_fill(&r, GROWING);
+    r.is.groups = 1;
+    store->write(store->self, &r.is, NULL);
+    store->flush(store->self, NULL);
+    put_number(store, GROWING, NULL);
+    put_number(store, GROWING + 1, NULL);
+}
+
+static void get_growing(paged_store *store) {
+    world_record r, want;
+    world_fill(&want, GROWING);
+    world_blank(&r, GROWING);
+    if (store->read(store->self, &r.is, 1) != PAGED_OK) return;
+    CHECK(r.is.groups == 1 || r.is.groups == 3);
+    CHECK(memcmp(r.bytes[0], want.bytes[0], world_bytes[0]) == 0);
+}
+
 /* Failures are its lot; wrong answers are not. */
 static void scenario(void) {
     paged_store store;
@@ -239,6 +261,7 @@ static void scenario(void) {
             CHECK(status == PAGED_OK || err.message[0] != 0);
             if (i % 4 == 3) store.flush(store.self, NULL);
             if (i % 5 == 4) get_number(&store, i - 3);
+            if (i == 9) put_growing(&store);
             if (i == 12) notes.put(notes.self, "turns", "hello", 5, 0, NULL);
             if (i == 13 && notes.get(notes.self, "turns", &data, &n_bytes, NULL) == PAGED_OK) {
                 CHECK(n_bytes == 5 && memcmp(data, "hello", 5) == 0);
@@ -270,6 +293,7 @@ static void consistent(const char *dir, const char *what, int64_t n, uint64_t ma
     for (int64_t i = 0; i < N_RECORDS; i++) key_of[i] = world_key(i);
     for (int64_t i = 0; i < N_RECORDS; i++) n_named += store.find(store.self, &key_of[i], 1);
     const int32_t n_found = count_found(&store, N_RECORDS);
+    get_growing(&store);
     const paged_store_stats stats = stats_of(&store);
     if (stats.n_damaged > max_damaged || (uint64_t)(n_named - n_found) > stats.n_damaged)
         test_fail(__FILE__, __LINE__, "%s %lld: %llu damaged, %d found of %d", what, (long long)n,
