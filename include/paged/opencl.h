@@ -35,7 +35,7 @@ extern "C" {
 /* ---- devices ---- */
 
 typedef struct paged_cl_device {
-    char name[192]; /* "platform: device" */
+    char name[200]; /* "platform: device" */
     char driver[64];
     bool is_cpu;
     int32_t n_units;                      /* that compute side by side */
