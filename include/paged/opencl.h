@@ -35,7 +35,7 @@ extern "C" {
 /* ---- devices ---- */
 
 typedef struct paged_cl_device {
-    char name[192]; /* "platform: device" */
+    char name[200]; /* "platform: device" */
     char driver[64];
     bool is_cpu;
     int32_t n_units;                      /* that compute side by side */
@@ -106,7 +106,8 @@ PAGED_API paged_status paged_cl_transfers_wait(const paged_arena *arena, paged_e
 typedef struct paged_cl_attn paged_cl_attn;
 
 /* For caches in this arena. The program for this shape is built, or found, here. n_threads_max has no
- * meaning. Errors: INVALID_ARG (names the field), NO_MEMORY, UNSUPPORTED (the driver does not build it). */
+ * meaning. Errors: INVALID_ARG (names the field), NO_MEMORY, UNSUPPORTED (the driver does not build it),
+ * LIMIT (max_q times the query heads of a KV head are 2^31 or more). */
 PAGED_API paged_status paged_cl_attn_create(paged_cl *cl, const paged_arena *arena,
                                             const paged_attn_config *config, paged_cl_attn **out,
                                             paged_error *err);

@@ -284,6 +284,42 @@ static void kv_strides(void) {
     paged_cache_free(cache);
 }
 
+static paged_status back_nothing(void *ctx, size_t offset, size_t size_bytes) {
+    (void)ctx;
+    (void)offset;
+    (void)size_bytes;
+    return PAGED_OK;
+}
+static paged_status copy_nothing(void *ctx, size_t dst, size_t src, size_t size_bytes) {
+    (void)dst;
+    return back_nothing(ctx, src, size_bytes);
+}
+
+/* Bytes that are elsewhere have addresses that nobody here may follow: byte 0 of the arena is
+ * PAGED_ARENA_AWAY. */
+static void kv_of_an_arena_without_a_base(void) {
+    const paged_arena arena = {.size_bytes = 64 << 10, .back = back_nothing, .copy = copy_nothing};
+    const paged_group_config group = {.n_layers = 2, .n_kv_heads = 2, .head_dim_k = 8};
+    const paged_cache_config config = {.struct_size = sizeof config,
+                                       .groups = &group,
+                                       .n_groups = 1,
+                                       .pool_bytes = 64 << 10,
+                                       .arena = &arena};
+    paged_cache *cache = NULL;
+    paged_kv kv;
+    paged_seq seq;
+    CHECK_EQ(paged_cache_create(&config, &cache, NULL), PAGED_OK);
+    CHECK_EQ(paged_cache_kv(cache, 0, 0, &kv), PAGED_OK);
+    CHECK_EQ((uintptr_t)kv.k, PAGED_ARENA_AWAY);
+    CHECK_EQ(paged_cache_kv(cache, 0, 1, &kv), PAGED_OK);
+    CHECK_EQ((uintptr_t)kv.k, PAGED_ARENA_AWAY + 2 * 16 * 2 * (8 + 8));
+    CHECK_EQ((uintptr_t)kv.v - (uintptr_t)kv.k, 2 * 16 * 2 * 8);
+    CHECK_EQ(paged_seq_create(cache, &seq), PAGED_OK);
+    CHECK_EQ(paged_seq_reserve(cache, seq, 20), PAGED_OK);
+    CHECK_EQ(paged_cache_check(cache, NULL), PAGED_OK);
+    paged_cache_free(cache);
+}
+
 /* Bytes of i8, counted by hand: 16 tokens of 2 heads, K of 8 and V of 12 bytes, and 4 + 4 bytes of scales. */
 static void kv_strides_of_i8(void) {
     paged_group_config group = {.n_layers = 3,
@@ -708,8 +744,8 @@ static void check_finds_each_violation(void) {
 #define TESTS(X) \
     X(arena_backs_and_gives_back) X(arena_errors) X(bytes_of_blocks_and_pools) X(pool_bytes_are_enough) \
     X(extents_of_usual_models_waste_little) X(create_names_what_is_wrong) X(defaults_and_numbers) \
-    X(kv_strides) X(kv_strides_of_i8) X(reserve_commit_slots) X(no_blocks_changes_nothing) \
-    X(free_list_is_lifo) \
+    X(kv_strides) X(kv_of_an_arena_without_a_base) X(kv_strides_of_i8) \
+    X(reserve_commit_slots) X(no_blocks_changes_nothing) X(free_list_is_lifo) \
     X(fork_shares_and_copies_on_write) X(fork_of_a_reserving_parent) X(truncate_gives_blocks_back) \
     X(handles_are_refused) X(poison_fills_free_blocks) X(memory_is_backed_lazily) X(large_odd_blocks) \
     X(extents_change_owner) X(blocks_of_groups_never_overlap) X(shuffle_scatters) \

@@ -92,9 +92,6 @@ enum {
        size_t, size_t, void *, uint32_t, const cl_event *, cl_event *))                                      \
     X(int32_t, EnqueueCopyBuffer,                                                                            \
       (cl_command_queue, cl_mem, cl_mem, size_t, size_t, size_t, uint32_t, const cl_event *, cl_event *))    \
-    X(int32_t, EnqueueFillBuffer,                                                                            \
-      (cl_command_queue, cl_mem, const void *, size_t, size_t, size_t, uint32_t, const cl_event *,           \
-       cl_event *))                                                                                          \
     X(cl_event, CreateUserEvent, (cl_context, int32_t *))                                                    \
     X(int32_t, SetUserEventStatus, (cl_event, int32_t))                                                      \
     X(int32_t, GetEventInfo, (cl_event, uint32_t, size_t, void *, size_t *))                                 \

@@ -12,7 +12,7 @@ enum { STATES_BYTES_MAX = 32 << 20, OPTIONS_BYTES = 512 };
 #define LOG2_E       1.44269504088896340736
 #define INVALID(...) return paged__fail(err, PAGED_ERR_INVALID_ARG, __VA_ARGS__)
 
-/* Two halves of a merge: its first item, and how many follow each other. */
+/* Items of the same rows, a split each, one after the other. As in kernels.cl. */
 typedef struct merge {
     int32_t first_item, n_items;
 } merge;
@@ -206,6 +206,8 @@ static paged_status create(paged_cl_attn *a, const paged_attn_config *config, bo
     if (s) return s;
     const paged_attn_config *c = &a->config;
     a->group = c->n_heads / c->n_kv_heads;
+    if ((int64_t)c->max_q * a->group > INT32_MAX)
+        return paged__fail(err, PAGED_ERR_LIMIT, "max_q %d times %d heads of a group", c->max_q, a->group);
     a->state_rows = PAGED_MIN(a->group, (int32_t)PAGED__CL_ROWS);
     a->scale_log2 = (float)(c->scale * LOG2_E);
     a->softcap_log2 = (float)(c->softcap * LOG2_E);

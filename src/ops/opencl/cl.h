@@ -27,7 +27,6 @@ struct paged_cl {
     char platform_version[64];
     bool divides_exactly; /* on request */
     char *cache_dir;      /* NULL: programs are not kept */
-    int32_t last_error;   /* of a call whose result is only NULL */
     paged_cl_stats stats;
 };
 
