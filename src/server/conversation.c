@@ -575,8 +575,7 @@ static bool is_busy(const paged__server *s, const char *id) {
     return false;
 }
 
-/* What methods a path takes; NULL: there is no such path. */
-static const char *methods_of(const char *id, const char *action) {
+const char *paged__conversation_methods(const char *id, const char *action) {
     if (!id[0]) return "GET POST";
     /* A name that is none of ours is nobody's; what is not in it cannot be in the name of a note. */
     if (strncmp(id, "conv-", 5) != 0 || strspn(id + 5, "0123456789abcdef") != strlen(id + 5) ||
@@ -589,16 +588,10 @@ static const char *methods_of(const char *id, const char *action) {
 
 void paged__conversation_route(paged__conn *conn, const char *id, const char *action) {
     paged__server *s = conn->server;
-    const char *method = conn->http.method, *methods = methods_of(id, action);
+    const char *method = conn->http.method;
     const bool reads = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
-    if (!methods) {
+    if (!paged__conversation_methods(id, action)) {
         paged__reply_error(conn, 404, NULL, "not_found", "there is no %.100s here", conn->http.path);
-        return;
-    }
-    if ((reads && action[0]) || (!reads && !strstr(methods, method))) {
-        conn->allow = methods;
-        paged__reply_error(conn, 405, NULL, "method_not_allowed", "%.100s takes %s", conn->http.path,
-                           methods);
         return;
     }
     const bool erases = strcmp(method, "DELETE") == 0;

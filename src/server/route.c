@@ -70,12 +70,20 @@ static void complete(paged__conn *c, const char *rest) {
     generate(c, false);
 }
 
-static void conversation(paged__conn *c, const char *rest) {
-    char id[64] = "";
+enum { CONVERSATION_ID = 64 };
+
+/* ID/ACTION; a name that is too long is none of ours, and neither is "?". Returns the action, "" for none. */
+static const char *split_conversation(const char *rest, char id[CONVERSATION_ID]) {
     const char *slash = strchr(rest, '/');
     const size_t n = slash ? (size_t)(slash - rest) : strlen(rest);
-    if (n < sizeof id) memcpy(id, rest, n);
-    paged__conversation_route(c, n < sizeof id ? id : "?", slash ? slash + 1 : "");
+    snprintf(id, CONVERSATION_ID, "%.*s", n < CONVERSATION_ID ? (int)n : 1, n < CONVERSATION_ID ? rest : "?");
+    return slash ? slash + 1 : "";
+}
+
+static void conversation(paged__conn *c, const char *rest) {
+    char id[CONVERSATION_ID];
+    const char *action = split_conversation(rest, id);
+    paged__conversation_route(c, id, action);
 }
 
 static void unsupported(paged__conn *c, const char *rest) {
@@ -162,10 +170,12 @@ static const route *find_route(const char *path, const char **rest) {
     return NULL;
 }
 
-/* What lies below a conversation is something else than it. */
+/* What lies below a conversation is something else than it; of what does not exist the handler tells. */
 static const char *methods_of(const route *r, const char *rest) {
-    if (r->handle != conversation || !rest[0]) return r->methods;
-    return strchr(rest, '/') ? "POST" : "GET PATCH DELETE";
+    if (r->handle != conversation) return r->methods;
+    char id[CONVERSATION_ID];
+    const char *action = split_conversation(rest, id), *methods = paged__conversation_methods(id, action);
+    return methods ? methods : r->methods;
 }
 
 /* ---- keys, CORS ---- */
