@@ -283,8 +283,8 @@ void paged__generation_tokens(const generation *g, const int32_t **prompt, int32
 
 void paged__generation_end(generation *g, const paged_error *err) {
     g->ending = (paged__ending){0};
-    if (err)
-        end_badly(g, 503, "not_kept", err->message);
+    if (err) /* Not 503, which a balancer may take for "nothing has been done": it would be computed again. */
+        end_badly(g, 500, "not_kept", err->message);
     else
         tell_end(g);
 }

@@ -253,7 +253,7 @@ def test_an_answer_that_cannot_be_kept_is_an_error(model, redis):
         redis("CONFIG", "SET", "maxmemory-policy", "noeviction")
         redis("CONFIG", "SET", "maxmemory", "1")
         status, _, value = server.request("POST", path + "/turns", {"content": "x", "max_tokens": 4})
-        assert status == 503 and value["error"]["type"] and "full" in value["error"]["message"]
+        assert status == 500 and value["error"]["code"] == "not_kept" and "full" in value["error"]["message"]
         assert server.request("POST", "/v1/conversations", {})[0] == 429
         redis("CONFIG", "SET", "maxmemory", "0")
         assert server.get(path)["n_messages"] == 1

@@ -2,11 +2,14 @@
 server on loopback; one server is killed, another drained; the oracle is a server that nothing has interrupted."""
 import concurrent.futures
 import contextlib
+import os
+import random
 import re
 import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 
 import conftest
@@ -64,7 +67,7 @@ class Conversation:
     """One person's: says what comes next, tries again what may be tried again, and keeps what was answered."""
 
     def __init__(self, server, number):
-        self.server, self.number, self.answers, self.n_errors, self.served_by = server, number, [], 0, None
+        self.server, self.number, self.answers, self.errors, self.served_by = server, number, [], [], None
         made = server.post("/v1/conversations", {"messages": [{"role": "system", "content": f"{SYSTEM} You are number {number}."}]})
         self.path = "/v1/conversations/" + made["id"]
 
@@ -81,8 +84,8 @@ class Conversation:
                 self.answers.append(value)
                 return value
             assert status in (409, 429, 502, 503, 504), value
-            self.n_errors += 1
-            time.sleep(0.1)
+            self.errors.append(status)
+            time.sleep(float(headers.get("Retry-After", 0.1)))  # as clients do; of a server that loads: a second
         raise AssertionError(value)
 
 
@@ -121,7 +124,7 @@ def test_a_conversation_outlives_its_server(model, tmp_path_factory):
                 r.result()
         for talk in talks:
             talk.say()
-            assert talk.served_by != f"replica-{lost + 1}" and talk.n_errors <= 1
+            assert talk.served_by != f"replica-{lost + 1}" and len(talk.errors) <= 1
         for talk, want in zip(talks, expected):
             assert all(got["choices"] in (None, expect["choices"]) for got, expect in zip(talk.answers, want.answers, strict=True))
             kept = balancer.get(talk.path)["messages"]
@@ -132,13 +135,13 @@ def test_a_conversation_outlives_its_server(model, tmp_path_factory):
 
         # One that drains ends what it has begun, and nothing new comes to it.
         talk = talks[0]
-        talk.n_errors = 0
+        talk.errors.clear()
         at = int(talk.served_by[-1]) - 1
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             last = pool.submit(talk.say)
             servers[at].process.send_signal(signal.SIGTERM)
             last.result()
-        assert talk.n_errors <= 1 and servers[at].process.wait(timeout=60) == 0
+        assert len(talk.errors) <= 1 and servers[at].process.wait(timeout=60) == 0
         assert talk.say() and talk.served_by not in (f"replica-{at + 1}", f"replica-{lost + 1}")
         assert balancer.get(talk.path)["n_messages"] == 1 + 2 * (n_turns + 2)
 
@@ -154,3 +157,48 @@ def alone_messages(want, talk):
         out.append({"role": "user", "content": f"What is {i + 2} times {talk.number + 3}?"})
         out.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
     return out
+
+
+@pytest.mark.skipif(not os.environ.get("PAGED_LONG"), reason="minutes; --long")
+def test_servers_die_again_and_again(model, tmp_path_factory):
+    """A random one of three is killed at a random moment and started again, twenty times, while six people talk. Each conversation is the
+    one that nothing has interrupted, and says each turn once."""
+    rng, folder = random.Random(conftest.random_seed()), tmp_path_factory.mktemp("h")
+    n_talks, n_deaths = 6, 20
+    with contextlib.ExitStack() as stack:
+        redis = stack.enter_context(Redis(folder))
+        ports = [free_port() for _ in range(3)]
+
+        def start(i):
+            return stack.enter_context(Server(model, "--ctx", 4096, "--port", ports[i], "--redis", redis.address, "--redis-timeout", 5000))
+
+        servers = [start(i) for i in range(3)]
+        balancer = stack.enter_context(Balancer(folder, servers))
+        talks = [Conversation(balancer, i) for i in range(n_talks)]
+        over = threading.Event()
+
+        def talk_on(talk):
+            while not over.is_set():
+                talk.say()
+
+        with concurrent.futures.ThreadPoolExecutor(n_talks) as pool:
+            running = [pool.submit(talk_on, t) for t in talks]
+            try:
+                for _ in range(n_deaths):
+                    time.sleep(rng.uniform(0.2, 2))
+                    i = rng.randrange(3)
+                    servers[i].kill()
+                    time.sleep(rng.uniform(0, 1))
+                    servers[i] = start(i)
+            finally:
+                over.set()
+            for r in running:
+                r.result()
+        with Server(model, "--ctx", 4096) as alone:
+            for talk in talks:
+                want = Conversation(alone, talk.number)
+                for _ in talk.answers:
+                    want.say()
+                assert balancer.get(talk.path)["messages"] == alone_messages(want, talk)
+        print("turns", [len(t.answers) for t in talks], "errors", [t.errors for t in talks])
+        assert all(len(t.errors) <= n_deaths for t in talks)
