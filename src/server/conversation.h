@@ -6,8 +6,8 @@
 
 #include "server/server.h"
 
-/* What methods a path takes; NULL: there is no such path. id: of the path, "" for the collection; action: what
- * follows it, "" for nothing. */
+/* What methods a path takes; NULL: there is no such path. id: of the path, "" for the collection; action:
+ * what follows it, "" for nothing. */
 const char *paged__conversation_methods(const char *id, const char *action);
 
 /* The method is one of them. */

@@ -185,6 +185,20 @@ def cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def test_who_takes_nothing_is_cut_off(model):
+    stream = {"prompt": "a", "max_tokens": 900, "n": 8, "stream": True, "ignore_eos": True}
+    with Server(model, "--ctx", 1024, "--reader-timeout", 1) as server:
+        for data in (raw_request("/openapi.json") * 60, raw_request("/v1/completions", stream)):
+            with server.connect(receive_bytes=2048) as s:
+                s.sendall(data)
+                assert s.recv(1)
+                deadline = time.monotonic() + 60
+                while server.metrics()["paged_http_connections"] > 1:  # the one that asks
+                    assert time.monotonic() < deadline
+                    time.sleep(0.1)
+        server.wait_idle()
+
+
 def test_without_descriptors(model):
     with Server(model, "--ctx", 256) as server:
         pid, n_open = server.process.pid, int(server.metrics()["process_open_fds"])
