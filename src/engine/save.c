@@ -71,6 +71,7 @@ static paged_status begin(work *w, paged_engine *e, const char *name, paged_erro
     *w = (work){.e = e, .name = name, .err = err, .fd = -1};
     if (e->config.no_prefix_cache)
         return paged__fail(err, PAGED_ERR_UNSUPPORTED, "the engine keeps nothing (no_prefix_cache)");
+    if (e->cl) return paged__fail(err, PAGED_ERR_UNSUPPORTED, "the pool lies on a device");
     w->fingerprint_bytes = paged__fingerprint(e, w->fingerprint);
     for (int32_t g = 0; g < e->n_groups; g++)
         w->block_bytes += padded(e->cache->groups[g].block_bytes) + sizeof(uint64_t);
