@@ -375,7 +375,7 @@ paged_status paged__stores_open(paged_engine *e, paged_error *err) {
         return paged__fail(err, PAGED_ERR_INVALID_ARG,
                            "%d stores, and nothing is kept (no_prefix_cache or contiguous)", c->n_stores);
     if (e->cl)
-        return paged__fail(err, PAGED_ERR_UNSUPPORTED, "%d stores, and the pool lies on a device",
+        return paged__fail(err, PAGED_ERR_UNSUPPORTED, "n_stores is %d, and the pool lies on a device",
                            c->n_stores);
     paged__stores *st = paged__calloc(1, sizeof *st);
     if (!st) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for stores");
