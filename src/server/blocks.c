@@ -5,7 +5,7 @@
  * begins with a whole map and goes on with what is different in the next one, at most LOOKS_PER_S times a
  * second; so whoever follows it has, at every number, what /paged/blocks says there.
  *
- * Looks at the engine and its cache inside paged_service_call only.
+ * Looks at the engine and its cache inside paged__server_look only.
  */
 #include "server/blocks.h"
 

@@ -198,8 +198,9 @@ static void with_file(paged__conn *c, paged__slots *slots, int32_t i, bool saves
         paged__reply_error(c, 400, "cache_salt", NULL, "cache_salt must be a string without NUL");
     } else if (saves && a.slot->n_tokens == 0) {
         paged__reply_error(c, 400, NULL, "empty_slot", "nothing has run in slot %d yet", i);
+    } else if (!paged__server_look(c->server, saves ? save : restore, &a)) {
+        paged__reply_busy(c);
     } else {
-        paged_service_call(c->server->service, saves ? save : restore, &a);
         const double ms = (double)(paged__now_ns() - start) * 1e-6;
         if (a.status == PAGED_ERR_NOT_FOUND)
             paged__reply_error(c, 404, "filename", "not_found", "%s", a.err.message);
