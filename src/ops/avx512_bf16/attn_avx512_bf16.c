@@ -132,18 +132,9 @@ INLINE void qk_rows(const paged__step *step, int32_t r, const int n_rows) {
     }
 }
 
-/* A block of rows. */
+/* A block of rows: of more than 12 they have 4 … 6. */
 INLINE void qk_block(const paged__step *step, int32_t r, int32_t n) {
     switch (n) {
-    case 1:
-        qk_rows(step, r, 1);
-        break;
-    case 2:
-        qk_rows(step, r, 2);
-        break;
-    case 3:
-        qk_rows(step, r, 3);
-        break;
     case 4:
         qk_rows(step, r, 4);
         break;
@@ -401,9 +392,7 @@ INLINE void pv_rows(const paged__step *step, int32_t r, const int n_rows) {
     int32_t dv = step->head_dim_v;
     for (int32_t d = 0, n; d < dv; d += 16 * n) {
         n = pass_vecs(dv - d, n_rows);
-        if (n_rows <= 3 && n == 8)
-            pv_pass(step, pairs, r, d, 0xffff, n_rows, 8);
-        else if (n == 4)
+        if (n == 4)
             pv_pass(step, pairs, r, d, 0xffff, n_rows, 4);
         else if (n == 2)
             pv_pass(step, pairs, r, d, 0xffff, n_rows, 2);
@@ -412,18 +401,9 @@ INLINE void pv_rows(const paged__step *step, int32_t r, const int n_rows) {
     }
 }
 
-/* A block of rows; only the last rows of few are less than 4. */
+/* A block of rows, likewise. */
 INLINE void pv_block(const paged__step *step, int32_t r, int32_t n) {
     switch (n) {
-    case 1:
-        pv_rows(step, r, 1);
-        break;
-    case 2:
-        pv_rows(step, r, 2);
-        break;
-    case 3:
-        pv_rows(step, r, 3);
-        break;
     case 4:
         pv_rows(step, r, 4);
         break;
