@@ -18,7 +18,7 @@
 #include "engine/engine.h"
 #include "paged/engine.h"
 
-enum { CHUNKS_MAX = 1024, REQUESTS_MAX = 32, BATCH_TOKENS = 1024 /* a request of a batch makes at most */ };
+enum { CHUNKS_MAX = 1024, REQUESTS_MAX = 32, BATCH_TOKENS = 2048 /* a request of a batch makes at most */ };
 
 typedef struct chunk {
     int32_t done; /* tokens in the cache after it */

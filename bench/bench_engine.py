@@ -23,6 +23,7 @@ failed.
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -35,9 +36,11 @@ import traces
 from rounds import CLEAN, CPUS, MIN_ROUNDS, ROOT, Progress, Side, is_clean, machine, row as any_row, write_docs
 
 CASE_S = 60             # seconds for the rounds of a case, so that a busy machine ends in "inconclusive" and not in waiting
+READABLE_S = 0.25       # of ours, so that the clock of CPU time, which ticks a hundred times a second, can tell
 PAUSE_S = 0.25          # the threads of a side spin for a while after its answer; the next one waits until they sleep
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-N_CTX = 8192
+N_CTX = 8192            # of all programs
+BATCH_TOKENS = 2048     # that a request can make at least, where there are several
 CONTEXTS = {2048: 1.0, 4096: 1.0, 7680: 2.0}            # must beside llama.cpp
 MANY_AT = {2048: 8, 7680: 4}                            # as many requests at once there
 DECODE_AT = 128         # decode so many tokens after as many
@@ -101,11 +104,12 @@ class Plan:
             cls.rounds, cls.seconds = 40, 4 * CASE_S
 
 
-def rounds(sides, ask, label, progress, patience=1):
-    """Clean rounds, each {name of the side: answer}; fewer than wanted when the time for a case, so many times, is over."""
+def rounds(sides, ask, label, progress, patience=1, most=1000):
+    """Clean rounds, each {name of the side: answer}; fewer than wanted when the time for a case, so many times, is over, or after
+    `most` of any kind."""
     clean, i, wanted = [], 0, Plan.rounds
     give_up = time.monotonic() + Plan.seconds * patience
-    while len(clean) < wanted and time.monotonic() < give_up:
+    while len(clean) < wanted and i < most and time.monotonic() < give_up:
         progress.show(f"{label}: {len(clean)} of {wanted} rounds, {i - len(clean)} dropped")
         answers = {}
         for side in sides if i % 2 == 0 else reversed(sides):
@@ -115,6 +119,16 @@ def rounds(sides, ask, label, progress, patience=1):
         if all(answer["clean"] for answer in answers.values()):
             clean.append(answers)
     return clean
+
+
+def decode_rounds(sides, n, context, label, progress):
+    """Rounds of 16 tokens, or as many times 16 as the clock of CPU time needs; requests stay open, so contexts grow on all sides
+    alike, as far as there is room."""
+    tokens = max(1, 16 // n) if context > DECODE_AT else 16
+    once = [side.ask(f"decode {tokens}") for side in sides][0]["seconds"]
+    room = min(N_CTX - context, BATCH_TOKENS)
+    times = min(math.ceil(READABLE_S / once), 1 + room // (2 * MIN_ROUNDS * tokens))
+    return rounds(sides, lambda side: side.ask(f"decode {tokens}", times), label, progress, 2, room // (times * tokens) - 2)
 
 
 def compare(case, sides, clean, **limits):
@@ -187,7 +201,7 @@ def requests(sides, progress):
         for side in sides:
             progress.show(f"{side.name}: prefill of {n} requests")
             side.ask(f"requests {n} {DECODE_AT}")
-        clean = rounds(sides, lambda side: side.ask("decode 16"), f"decode of {n} requests", progress)
+        clean = decode_rounds(sides, n, DECODE_AT, f"decode of {n} requests", progress)
         yield from compare(f"decode, {n} requests", sides, clean, llama_cpp=(1.0, 2.0),
                            OpenVINO_GenAI=(must, 2.5 if must >= 2 else None))
 
@@ -217,7 +231,7 @@ def sampling(sides, progress):
     for how, name in enumerate(SAMPLING):
         sides[0].ask(f"sampling {how}")
         sides[0].ask(f"requests {MANY} {DECODE_AT}")
-        clean = rounds(sides[:1], lambda side: side.ask("decode 16"), f"sampling {name}", progress)
+        clean = decode_rounds(sides[:1], MANY, DECODE_AT, f"sampling {name}", progress)
         shares = [answers[OURS]["own_seconds"] / answers[OURS]["seconds"] for answers in clean]
         yield row(f"scheduling and sampling, {MANY} requests", name, "share", "lower", shares, 0.03)
     sides[0].ask("sampling 0")
@@ -226,7 +240,7 @@ def sampling(sides, progress):
 def steps(sides, progress):
     for n in STEPS:
         sides[0].ask(f"requests {n} {DECODE_AT}")
-        clean = rounds(sides[:1], lambda side: side.ask("decode 16"), f"steps of {n} requests", progress)
+        clean = decode_rounds(sides[:1], n, DECODE_AT, f"steps of {n} requests", progress)
         times = [1e3 * n * answers[OURS]["seconds"] / answers[OURS]["tokens"] for answers in clean]
         yield row(f"a step of {n} request{'s' if n > 1 else ''}", "time", "ms", "lower", times)
 
@@ -245,7 +259,7 @@ def contexts(sides, progress):
                     _, seconds, attn_seconds = answer["chunks"][-1]
                     yield row(f"prefill to {context}", "attention share", "share", "lower", [attn_seconds / seconds])
             case = f"decode at {context}" + (f", {n} requests" if n > 1 else "")
-            clean = rounds(sides, lambda side, n=n: side.ask(f"decode {16 // n}"), case, progress)
+            clean = decode_rounds(sides, n, context, case, progress)
             yield from compare(case, sides, clean, llama_cpp=(must, None))
             yield attention_share(case, clean)
 

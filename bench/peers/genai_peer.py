@@ -45,7 +45,7 @@ class Peer:
 
     def submit(self, n_requests, n_tokens):
         config = openvino_genai.GenerationConfig()
-        config.max_new_tokens = MAX_NEW if n_requests == 1 else 1024
+        config.max_new_tokens = MAX_NEW if n_requests == 1 else 2048
         config.ignore_eos = True
         config.do_sample = False
         config.apply_chat_template = False

@@ -9,7 +9,7 @@
 
 #include "bench/protocol.h"
 
-enum { CHUNK = 512, REQUESTS_MAX = 64, BATCH_CTX = 1024 /* tokens that a request of a batch may make */ };
+enum { CHUNK = 512, REQUESTS_MAX = 64, BATCH_CTX = 2048 /* tokens that a request of a batch may make */ };
 
 typedef struct peer {
     struct llama_model *model;

@@ -577,20 +577,22 @@ static bool is_busy(const paged__server *s, const char *id) {
 
 const char *paged__conversation_methods(const char *id, const char *action) {
     if (!id[0]) return "GET POST";
-    /* A name that is none of ours is nobody's; what is not in it cannot be in the name of a note. */
-    if (strncmp(id, "conv-", 5) != 0 || strspn(id + 5, "0123456789abcdef") != strlen(id + 5) ||
-        strlen(id) >= ID_BYTES)
-        return NULL;
     if (!action[0]) return "GET PATCH DELETE";
     return strcmp(action, "turns") == 0 || strcmp(action, "fork") == 0 || strcmp(action, "drop") == 0 ? "POST"
                                                                                                       : NULL;
+}
+
+/* A name that is none of ours is nobody's; what is not in it cannot be in the name of a note. */
+static bool is_id(const char *id) {
+    return strncmp(id, "conv-", 5) == 0 && strspn(id + 5, "0123456789abcdef") == strlen(id + 5) &&
+           strlen(id) < ID_BYTES;
 }
 
 void paged__conversation_route(paged__conn *conn, const char *id, const char *action) {
     paged__server *s = conn->server;
     const char *method = conn->http.method;
     const bool reads = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
-    if (!paged__conversation_methods(id, action)) {
+    if (!paged__conversation_methods(id, action) || (id[0] && !is_id(id))) {
         paged__reply_error(conn, 404, NULL, "not_found", "there is no %.100s here", conn->http.path);
         return;
     }

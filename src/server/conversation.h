@@ -6,11 +6,11 @@
 
 #include "server/server.h"
 
-/* What methods a path takes; NULL: there is no such path. id: of the path, "" for the collection; action:
- * what follows it, "" for nothing. */
+/* What methods a path takes, if there is a conversation of that name; NULL: there is no such path. id: of the
+ * path, "" for the collection; action: what follows it, "" for nothing. */
 const char *paged__conversation_methods(const char *id, const char *action);
 
-/* The method is one of them. */
+/* The method is one of them, if there are any. */
 void paged__conversation_route(paged__conn *conn, const char *id, const char *action);
 
 #endif
