@@ -6,8 +6,8 @@ without.
     ./x bench engine [--trace FILE] [--json] [--quick | --long] [--case FILTER] [--write-docs]
 
 Cases: load, decode, prefill, requests, batch, sampling, steps, contexts, replay; FILTER is a part of their names. FILE is a request
-trace (formats: bench/traces.py); without one a load of the shape of ShareGPT's is generated. A run takes a quarter of an hour, --quick
-two or three.
+trace (formats: bench/traces.py); without one a load of the shape of ShareGPT's is generated. A run takes twenty minutes, --quick
+seven.
 
 All programs get as many threads as there are cores, and stay open. A round asks each of them once, in turns (A B C, C B A, …);
 its ratios are paired, so that a machine that speeds up or slows down does not tell. A round counts only when every program had the
