@@ -127,7 +127,7 @@ def decode_rounds(sides, n, context, label, progress):
     tokens = max(1, 16 // n) if context > DECODE_AT else 16
     once = [side.ask(f"decode {tokens}") for side in sides][0]["seconds"]
     room = min(N_CTX - context, BATCH_TOKENS)
-    times = min(math.ceil(READABLE_S / once), 1 + room // (2 * MIN_ROUNDS * tokens))
+    times = min(math.ceil(READABLE_S / once), max(1, room // ((MIN_ROUNDS + 5) * tokens)))
     return rounds(sides, lambda side: side.ask(f"decode {tokens}", times), label, progress, 2, room // (times * tokens) - 2)
 
 
