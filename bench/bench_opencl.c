@@ -1,7 +1,7 @@
 /* bench_opencl.c: attention on an OpenCL device: what a driver's compiler costs before the first answer, what
  * block tables cost in attention, and decode beside the kernels of this processor. One JSON object a row.
  *
- *     ./x bench opencl [build|lookup|decode]
+ *     ./x bench opencl [build|lookup|decode] [--json]
  *
  * Others may work on this machine, so the two of a pair take turns, and what is compared is the CPU time
  * of all threads of the process, which waiting for a core does not change. The processor's own kernels run
@@ -55,7 +55,7 @@ typedef struct shape {
 } shape;
 
 static const shape shapes[] = {{"smollm2-135m", 9, 3, 64}, {"llama-3-8b", 32, 8, 128}};
-enum { SEQS_MAX = 16, ROUNDS_MAX = 601 };
+enum { SEQS_MAX = 16, ROUNDS_MAX = 2401 };
 
 typedef struct world {
     shape shape;
@@ -277,22 +277,54 @@ static const char *type_name(paged_type type) {
 
 /* ---- the rows ---- */
 
+/* One object a row, as of all benches; less is better in all of these. low above high: no interval; must, aim
+ * 0: none. */
+static void print_row(const char *name, const char *metric, const char *in, double value, double low,
+                      double high, double must, double aim) {
+    const char *verdict = must == 0 || high <= must ? "pass" : low > must ? "fail" : "inconclusive";
+    printf("{\"bench\": \"opencl\", \"case\": \"%s\", \"metric\": \"%s\", \"unit\": \"%s\", \"better\": "
+           "\"lower\", "
+           "\"value\": %.5g, ",
+           name, metric, in, value);
+    if (low <= high)
+        printf("\"low\": %.5g, \"high\": %.5g, ", low, high);
+    else
+        printf("\"low\": null, \"high\": null, ");
+    if (must != 0)
+        printf("\"must\": %.5g, ", must);
+    else
+        printf("\"must\": null, ");
+    if (aim != 0)
+        printf("\"aim\": %.5g, ", aim);
+    else
+        printf("\"aim\": null, ");
+    printf("\"verdict\": \"%s\"}\n", verdict);
+    fflush(stdout);
+}
+
+static void print_value(const char *name, const char *metric, const char *in, double value) {
+    print_row(name, metric, in, value, 1, 0, 0, 0);
+}
+
+/* The median lies between these two places of the order with 95 %: 0.5 - and + this. */
+static double half_interval(int32_t n_rounds) {
+    return 0.98 / sqrt(n_rounds);
+}
+
 static void print_lookup(world *w, const char *where, void (*with)(world *), void (*without)(world *)) {
     enum { N = ROUNDS_MAX };
     side a = {.run = with}, b = {.run = without};
     double ratio[N];
     compare(w, &a, &b, N, 0.005);
     ratios(&b, &a, ratio);
-    /* The median lies between these two of the order with 95 %. */
-    const double half = 0.98 / sqrt(N);
-    printf(
-        "{\"what\": \"lookup\", \"where\": \"%s\", \"shape\": \"%s\", \"type\": \"%s\", \"sequences\": %d, "
-        "\"keys\": %d, \"block_size\": %d, \"with_us\": %.1f, \"without_us\": %.1f, \"share\": %.5f, "
-        "\"share_95\": [%.5f, %.5f]}\n",
-        where, w->shape.name, type_name(w->type), w->n_seqs, w->n_keys, w->block_size, 1e6 * typical(&a),
-        1e6 * typical(&b), 1 - middle(ratio, N, 0.5), 1 - middle(ratio, N, 0.5 + half),
-        1 - middle(ratio, N, 0.5 - half));
-    fflush(stdout);
+    const double half = half_interval(N);
+    char name[120];
+    snprintf(name, sizeof name, "look-ups, %s, %s, %s, %d x %d keys, blocks of %d", where, w->shape.name,
+             type_name(w->type), w->n_seqs, w->n_keys, w->block_size);
+    print_row(name, "share of attention", "share", 1 - middle(ratio, N, 0.5),
+              1 - middle(ratio, N, 0.5 + half), 1 - middle(ratio, N, 0.5 - half), 0.005, 0.001);
+    print_value(name, "CPU time with tables", "us", 1e6 * typical(&a));
+    print_value(name, "CPU time without tables", "us", 1e6 * typical(&b));
 }
 
 static void lookups(void) {
@@ -323,12 +355,16 @@ static void decodes(void) {
                 open_world(&w, false);
                 compare(&w, &cl, &cpu, 25, 0.02);
                 ratios(&cl, &cpu, ratio);
-                printf("{\"what\": \"decode\", \"shape\": \"%s\", \"type\": \"%s\", \"sequences\": %d, "
-                       "\"keys\": %d, \"block_size\": %d, \"opencl_us\": %.1f, \"kernels\": \"%s\", "
-                       "\"kernels_us\": %.1f, \"ratio\": %.3f}\n",
-                       w.shape.name, type_name(w.type), w.n_seqs, w.n_keys, w.block_size, 1e6 * typical(&cl),
-                       paged_attn_kernels(w.attn), 1e6 * typical(&cpu), middle(ratio, cl.n_rounds, 0.5));
-                fflush(stdout);
+                const double half = half_interval(cl.n_rounds);
+                char name[120];
+                snprintf(name, sizeof name, "decode, %s, %s, %d x %d keys, beside %s", w.shape.name,
+                         type_name(w.type), w.n_seqs, w.n_keys, paged_attn_kernels(w.attn));
+                /* Only the first set is what the driver has, too. */
+                print_row(name, "CPU time, OpenCL / our kernels", "ratio", middle(ratio, cl.n_rounds, 0.5),
+                          middle(ratio, cl.n_rounds, 0.5 - half), middle(ratio, cl.n_rounds, 0.5 + half),
+                          k == 0 ? 2 : 0, 0);
+                print_value(name, "CPU time, OpenCL", "us", 1e6 * typical(&cl));
+                print_value(name, "CPU time, our kernels", "us", 1e6 * typical(&cpu));
                 close_world(&w);
             }
     paged_cpu_mask(~0u);
@@ -352,12 +388,13 @@ static void first_call(const char *state, const char *dir, const char *driver_di
         run_cl(&w);
         calls[i] = now() - start;
     }
-    printf("{\"what\": \"program\", \"state\": \"%s\", \"open_ms\": %.1f, \"create_ms\": %.1f, \"cpu_ms\": "
-           "%.1f, "
-           "\"first_call_ms\": %.3f, \"third_call_ms\": %.3f, \"built\": %d, \"loaded\": %d}\n",
-           state, 1e3 * (opened - begin), 1e-6 * (double)stats.build_ns, 1e3 * (cpu_seconds() - cpu),
-           1e3 * calls[0], 1e3 * calls[2], (int)stats.n_built, (int)stats.n_loaded);
-    fflush(stdout);
+    char name[120];
+    snprintf(name, sizeof name, "program, %s", state);
+    print_value(name, "opening", "ms", 1e3 * (opened - begin));
+    print_value(name, "the attention object", "ms", 1e-6 * (double)stats.build_ns);
+    print_value(name, "CPU time of all", "ms", 1e3 * (cpu_seconds() - cpu));
+    print_value(name, "first call", "ms", 1e3 * calls[0]);
+    print_value(name, "third call", "ms", 1e3 * calls[2]);
     close_world(&w);
     paged_cl_close(device);
 }
@@ -388,8 +425,14 @@ static void builds(void) {
 }
 
 int main(int argc, char **argv) {
-    const char *only = argc > 1 ? argv[1] : "";
+    const char *only = "";
+    for (int i = 1; i < argc; i++) /* it prints JSON in any case */
+        if (strcmp(argv[i], "--json") != 0) only = argv[i];
     const bool all = !*only;
+    if (!all && strcmp(only, "build") != 0 && strcmp(only, "lookup") != 0 && strcmp(only, "decode") != 0) {
+        fprintf(stderr, "bench opencl: there are build, lookup and decode, no \"%s\"\n", only);
+        return 2;
+    }
     const paged_cl_config config = {.struct_size = sizeof config};
     paged_error err;
     if (all || strcmp(only, "build") == 0) builds();
