@@ -5,9 +5,10 @@ without.
 
     ./x bench engine [--trace FILE] [--json] [--quick | --long] [--case FILTER] [--write-docs]
 
-Cases: load, decode, prefill, requests, batch, sampling, steps, contexts, replay; FILTER is a part of their names. FILE is a request
-trace (formats: bench/traces.py); without one a load of the shape of ShareGPT's is generated. A run takes twenty minutes, --quick
-seven.
+Cases: load, decode, prefill, requests, batch, sampling, steps, contexts, replay, llama8b; FILTER is a part of their names. FILE is
+a request trace (formats: bench/traces.py); without one a load of the shape of ShareGPT's is generated. llama8b is the same
+comparison with two layers of LLaMA-3-8B's shapes and random weights (bench/random_model.py), made once. A run takes twenty-five
+minutes, --quick nine.
 
 All programs get as many threads as there are cores, and stay open. A round asks each of them once, in turns (A B C, C B A, …);
 its ratios are paired, so that a machine that speeds up or slows down does not tell. A round counts only when every program had the
@@ -32,6 +33,7 @@ import sys
 import tempfile
 import time
 
+import random_model
 import traces
 from rounds import CLEAN, CPUS, MIN_ROUNDS, ROOT, Progress, Side, is_clean, machine, row as any_row, write_docs
 
@@ -46,10 +48,12 @@ MANY_AT = {2048: 8, 7680: 4}                            # as many requests at on
 DECODE_AT = 128         # decode so many tokens after as many
 BATCHES = {8: 1.5, 16: 2.0, 32: 2.0}    # requests at once: must beside OpenVINO GenAI
 MANY = 32
+NAME_8B = "8B layers"   # rows of llama8b
 STEPS = 1, 2, 4, 8                      # requests at once: what a step costs
 SAMPLING = "greedy", "top-p 0.9 at temperature 0.8", "the same with log-probabilities"
 PROBES = 16             # short prompts, to see that all sides compute the same model
 READS = 128             # a quarter of a second, so that the clock of CPU time can tell who else was there
+READS_8B = 16           # the same there
 OURS, LLAMA, GENAI = "paged", "llama.cpp", "OpenVINO GenAI"
 SINGLE, RUNS = "one by one", "contiguous"
 
@@ -121,14 +125,14 @@ def rounds(sides, ask, label, progress, patience=1, most=1000):
     return clean
 
 
-def decode_rounds(sides, n, context, label, progress):
+def decode_rounds(sides, n, context, label, progress, ask=ModelSide.ask):
     """Rounds of 16 tokens, or as many times 16 as the clock of CPU time needs; requests stay open, so contexts grow on all sides
     alike, as far as there is room."""
     tokens = max(1, 16 // n) if context > DECODE_AT else 16
     once = [side.ask(f"decode {tokens}") for side in sides][0]["seconds"]
     room = min(N_CTX - context, BATCH_TOKENS)
     times = min(math.ceil(READABLE_S / once), max(1, room // ((MIN_ROUNDS + 5) * tokens)))
-    return rounds(sides, lambda side: side.ask(f"decode {tokens}", times), label, progress, 2, room // (times * tokens) - 2)
+    return rounds(sides, lambda side: ask(side, f"decode {tokens}", times), label, progress, 2, room // (times * tokens) - 2)
 
 
 def compare(case, sides, clean, **limits):
@@ -160,15 +164,19 @@ def check_same_model(sides):
 # ---- cases: each gets all sides, ours first ----
 
 
-def load(_, progress):
+def load_times(model, progress):
     """Warm: the file has just been read."""
-    command = [pathlib.Path(os.environ["PAGED_BUILD"]) / "paged", "inspect", "--json", os.environ["PAGED_MODEL"]]
+    command = [pathlib.Path(os.environ["PAGED_BUILD"]) / "paged", "inspect", "--json", model]
     times = []
     for i in range(Plan.rounds + 1):
         progress.show(f"load: {i} of {Plan.rounds}")
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         times.append(json.loads(done.stdout)["load_ms"])
-    yield row("load, warm file cache", "time", "ms", "lower", times[1:], 500, 200)
+    return times[1:]
+
+
+def load(_, progress):
+    yield row("load, warm file cache", "time", "ms", "lower", load_times(os.environ["PAGED_MODEL"], progress), 500, 200)
 
 
 def decode(sides, progress):
@@ -195,14 +203,14 @@ def prefill(sides, progress):
     yield attention_share("prefill to 512", clean)
 
 
-def requests(sides, progress):
+def requests(sides, progress, case="decode"):
     """They stay open, so a round costs its tokens only; contexts grow on all sides alike."""
     for n, must in BATCHES.items():
         for side in sides:
             progress.show(f"{side.name}: prefill of {n} requests")
             side.ask(f"requests {n} {DECODE_AT}")
-        clean = decode_rounds(sides, n, DECODE_AT, f"decode of {n} requests", progress)
-        yield from compare(f"decode, {n} requests", sides, clean, llama_cpp=(1.0, 2.0),
+        clean = decode_rounds(sides, n, DECODE_AT, f"{case}, {n} requests", progress)
+        yield from compare(f"{case}, {n} requests", sides, clean, llama_cpp=(1.0, 2.0),
                            OpenVINO_GenAI=(must, 2.5 if must >= 2 else None))
 
 
@@ -316,7 +324,47 @@ def replay(_, progress):
         side.close()
 
 
-CASES = load, decode, prefill, requests, batch, sampling, steps, contexts, replay
+# ---- layers of a larger model ----
+
+
+def decode_8b(sides, progress):
+    """Of one request, and how long reading the weights once for each token takes, over how long the tokens took on each side. What
+    others read is of the size of ours within 3 %."""
+    def ask(side, command, times):
+        answer = side.ask(command, times)
+        if side.name == OURS:
+            read = side.ask(f"read {READS_8B}")
+            answer["read_s"] = read["seconds"] / READS_8B
+            answer["clean"] &= read["clean"]
+        return answer
+
+    case = f"{NAME_8B}, decode after {DECODE_AT}"
+    for side in sides:
+        side.ask(f"prefill {DECODE_AT}")
+    clean = decode_rounds(sides, 1, DECODE_AT, case, progress, ask)
+    yield from compare(case, sides, clean, llama_cpp=(2.0, None))
+    for side in sides[:2]:
+        shares = [answers[OURS]["read_s"] * answers[side.name]["rate"] for answers in clean]
+        metric, must = ("weight-read bound", 0.75) if side.name == OURS else (f"weight-read bound, {side.name}", None)
+        yield row(case, metric, "share", "higher", shares, must)
+
+
+def llama8b(_, progress):
+    """What the layers of a model of eight billions cost, of which two stand for all."""
+    progress.show("a model of random weights (once)")
+    model = random_model.kept(os.environ["PAGED_CACHE_DIR"], random_model.LLAMA_8B, os.environ["PAGED_MODEL"])
+    yield row(f"{NAME_8B}, load, warm file cache", "time", "ms", "lower", load_times(model, progress))
+    sides = open_sides(progress, model)
+    clean = rounds(sides, lambda side: side.ask("prefill 512"), f"{NAME_8B}, prefill", progress, 2)
+    yield from compare(f"{NAME_8B}, prefill 512", sides, clean, llama_cpp=(7, None), OpenVINO_GenAI=(1.4, None))
+    yield attention_share(f"prefill to 512, {NAME_8B}", clean)
+    yield from decode_8b(sides, progress)
+    yield from requests(sides, progress, f"{NAME_8B}, decode")
+    for side in sides:
+        side.close()
+
+
+CASES = load, decode, prefill, requests, batch, sampling, steps, contexts, replay, llama8b
 
 
 # ---- tables ----
@@ -357,7 +405,7 @@ def limit_table(rows):
     yield "| case | what | value | rounds | must | verdict |"
     yield "|---|---|---|---|---|---|"
     for r in rows:
-        if r["unit"] == "ms" or r["metric"] == "weight-read bound" or r["metric"] in SAMPLING:
+        if r["unit"] == "ms" or r["metric"].startswith("weight-read bound") or r["metric"] in SAMPLING:
             yield f"| {r['case']} | {r['metric']} | {number(r)} | {r['rounds']} | {limit(r)} | {r['verdict']} |"
 
 
@@ -409,8 +457,7 @@ def setup(script):
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def open_sides(progress):
-    model = os.environ["PAGED_MODEL"]
+def open_sides(progress, model):
     build = pathlib.Path(os.environ["PAGED_BUILD"])
     sides = [ModelSide(OURS, [build / "bench/bench_engine", model, CPUS, N_CTX], times=4)]
     facts = subprocess.run([build / "paged", "inspect", "--json", model], check=True, stdout=subprocess.PIPE, text=True)
@@ -427,7 +474,7 @@ def open_sides(progress):
 def measure(args, progress):
     """Yields the rows as they come."""
     cases = [case for case in CASES if args.case in case.__name__]
-    sides = open_sides(progress) if set(cases) - {load, replay} else []
+    sides = open_sides(progress, os.environ["PAGED_MODEL"]) if set(cases) - {load, replay, llama8b} else []
     for case in cases:
         yield from case(sides, progress)
     for side in sides:
