@@ -442,7 +442,8 @@ paged_status paged_attn_plan(paged_attn *attn, const paged_batch *batch, const p
     attn->cost = 0;
     attn->n_shared_q = 0;
     attn->needs_merge = attn->is_claimed = false;
-    attn->n_claimed = attn->n_done = 0;
+    attn->n_claimed = 0;
+    attn->n_done = 0;
     paged_status status = paged__attn_check(&attn->config, batch, kv, err);
     if (status) return status;
     attn->tables = batch->tables;

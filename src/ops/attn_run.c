@@ -422,7 +422,8 @@ static void run_claimed(paged_attn *attn, const paged_kv *kv, const paged_attn_i
     }
     /* The last one leaves all as it was; the caller's barrier is before the next run. */
     if (atomic_fetch_add(&attn->n_done, 1) + 1 < nth) return;
-    attn->n_claimed = attn->n_done = 0;
+    attn->n_claimed = 0;
+    attn->n_done = 0;
 }
 
 void paged_attn_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith, int32_t nth) {
