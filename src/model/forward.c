@@ -21,6 +21,16 @@ static void my_elements(const paged__lane *t, int64_t n, int64_t *begin, int64_t
     *end = n * (t->ith + 1) / t->nth;
 }
 
+/* The rows that the layer attends, where those are not all. */
+static const paged__kept *kept_of(const paged__lane *t, const paged__layer *l) {
+    const paged__kept *kept = &t->runner->kept;
+    return kept->is_fewer && l->index == t->model->hp.n_layers - 1 ? kept : NULL;
+}
+
+static int64_t q_dim_of(const paged_model *m) {
+    return (int64_t)m->hp.n_heads * m->hp.head_dim_k;
+}
+
 /* ---- norms; all sums are one chain in double ---- */
 
 static void rms_norm(const float *x, int32_t n, const float *weight, float eps, float *out) {
@@ -86,7 +96,7 @@ static void embed(paged__lane *t) {
     barrier(t);
 }
 
-static void keep_outputs(paged__lane *t) {
+static void keep_outputs(paged__lane *t, const paged__kept *kept) {
     const paged__runner *r = t->runner;
     if (t->n_outputs == t->n_tokens) return;
     const int64_t n_embd = t->model->hp.n_embd;
@@ -96,7 +106,7 @@ static void keep_outputs(paged__lane *t) {
         memcpy(r->x_kept + i * n_embd, t->x + r->step->outputs[i] * n_embd, (size_t)n_embd * sizeof *t->x);
     t->x = r->x_kept;
     t->n_rows = t->n_outputs;
-    t->row_map = r->step->outputs;
+    t->row_map = kept ? kept->outputs : r->step->outputs;
     barrier(t);
 }
 
@@ -200,12 +210,23 @@ static void multiply_add(paged__lane *t, const paged__affine *m, const source *f
 
 void paged__project_qkv(paged__lane *t, const paged__layer *l, const paged__norm *norm) {
     const paged__runner *r = t->runner;
-    paged__product p = {.n_w = l->n_qkv, .y = r->qkv, .y_stride = r->qkv_dim};
-    for (int32_t i = 0; i < l->n_qkv; i++) {
-        p.w[i] = l->qkv[i].w;
-        p.bias[i] = l->qkv[i].bias;
+    const paged__kept *kept = kept_of(t, l);
+    source normed = {.rows = t->x, .n_cols = t->model->hp.n_embd, .norm = norm};
+    paged__product p = {.y = r->qkv, .y_stride = r->qkv_dim};
+    if (kept) p.y += q_dim_of(t->model);
+    for (int32_t i = kept ? 1 : 0; i < l->n_qkv; i++, p.n_w++) {
+        p.w[p.n_w] = l->qkv[i].w;
+        p.bias[p.n_w] = l->qkv[i].bias;
     }
-    multiply(t, &(source){.rows = t->x, .n_cols = t->model->hp.n_embd, .norm = norm}, &p);
+    multiply(t, &normed, &p);
+    if (!kept || kept->n_rows == 0) return;
+    normed.row_map = kept->rows;
+    t->n_rows = kept->n_rows;
+    multiply(
+        t, &normed,
+        &(paged__product){
+            .w = {l->qkv[0].w}, .bias = {l->qkv[0].bias}, .n_w = 1, .y = r->qkv, .y_stride = r->qkv_dim});
+    t->n_rows = t->n_tokens;
 }
 
 void paged__add_attention(paged__lane *t, const paged__layer *l) {
@@ -334,27 +355,31 @@ static void prepare_heads(const paged__lane *t, const paged__layer *l, int32_t i
     }
 }
 
-/* Norms of heads and RoPE on q and k of this thread's rows begin … end - 1. */
+/* Norms of heads and RoPE on k of this thread's rows begin … end - 1, and on its part of q. */
 static void prepare_rows(paged__lane *t, const paged__layer *l, int32_t *begin_out, int32_t *end_out) {
     const paged__runner *r = t->runner;
     const paged__hparams *hp = &t->model->hp;
-    const int64_t q_dim = (int64_t)hp->n_heads * hp->head_dim_k;
-    int32_t begin, end;
+    const paged__kept *kept = kept_of(t, l);
+    const int64_t q_dim = q_dim_of(t->model);
+    int32_t begin, end, q_begin, q_end;
     my_rows(t, t->n_tokens, &begin, &end);
     for (int32_t i = begin; i < end; i++) {
         float *q = r->qkv + i * r->qkv_dim;
-        prepare_heads(t, l, i, q, hp->n_heads, l->q_norm);
+        if (!kept) prepare_heads(t, l, i, q, hp->n_heads, l->q_norm);
         prepare_heads(t, l, i, q + q_dim, hp->n_kv_heads, l->k_norm);
     }
     *begin_out = begin;
     *end_out = end;
+    if (!kept) return;
+    my_rows(t, kept->n_rows, &q_begin, &q_end);
+    for (int32_t i = q_begin; i < q_end; i++)
+        prepare_heads(t, l, kept->rows[i], r->qkv + i * r->qkv_dim, hp->n_heads, l->q_norm);
 }
 
 /* Keys of row 0 in qkv; values are k_dim behind. */
 static const float *keys_of_rows(const paged__runner *r, int64_t *k_dim) {
-    const paged__hparams *hp = &r->model->hp;
-    *k_dim = (int64_t)hp->n_kv_heads * hp->head_dim_k;
-    return r->qkv + (int64_t)hp->n_heads * hp->head_dim_k;
+    *k_dim = (int64_t)r->model->hp.n_kv_heads * r->model->hp.head_dim_k;
+    return r->qkv + q_dim_of(r->model);
 }
 
 static void write_kv(paged__lane *t, const paged__layer *l) {
@@ -366,6 +391,7 @@ static void write_kv(paged__lane *t, const paged__layer *l) {
     if (begin < end)
         paged_kv_write(&r->kv[l->index], k, r->qkv_dim, k + k_dim, r->qkv_dim,
                        r->step->slots[l->group] + begin, end - begin, 0, 1);
+    if (t->ith == 0 && kept_of(t, l) && t->n_outputs > 0) paged__runner_plan_kept(r, l);
     barrier(t);
 }
 
@@ -410,7 +436,7 @@ bool paged__attend(paged__lane *t, const paged__layer *l) {
     }
     if (!attends) return false;
     if (t->ith == 0) r->attn_ns += paged__now_ns() - r->attn_start_ns;
-    if (is_last) keep_outputs(t);
+    if (is_last) keep_outputs(t, kept_of(t, l));
     return true;
 }
 

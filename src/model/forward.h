@@ -10,6 +10,8 @@
  *   a     what attention gives                 [n_rows, n_heads * dv]
  *   h     between the two halves of the FFN    [n_rows, n_ff]
  *
+ * In the last layer q and a have the rows that it attends only, one behind the other.
+ *
  * The order of the words is the graph: a layer whose two halves stand side by side makes h before it adds a.
  * What a layer may have or not (biases, norms of heads, norms after a half) a word takes from the layer.
  *

@@ -102,6 +102,10 @@ static size_t lay_out(paged__runner *r) {
     r->normed = take(r->arena, &at, (size_t)r->config.n_threads * n_embd * f32);
     r->input = take(r->arena, &at, widest_input(r->model, r->config.max_tokens));
     r->own_inputs = take(r->arena, &at, (size_t)r->config.n_threads * r->own_bytes);
+    r->kept.rows = take(r->arena, &at, n * sizeof *r->kept.rows);
+    r->kept.outputs = take(r->arena, &at, n_out * sizeof *r->kept.outputs);
+    r->kept.cu_seqlens_q =
+        take(r->arena, &at, ((size_t)r->config.max_seqs + 1) * sizeof *r->kept.cu_seqlens_q);
     r->logits = take(r->arena, &at, n_out * (size_t)hp->n_vocab * f32);
     return at;
 }
@@ -207,6 +211,36 @@ static paged_status plan(paged__runner *r, const paged__step *step, paged_error 
     return s;
 }
 
+/* Fills r->kept. A device attends what was planned; a matrix that gives q, k and v at once cannot leave q
+ * away. */
+static void choose_kept(paged__runner *r, const paged__step *step) {
+    paged__kept *kept = &r->kept;
+    const paged_batch *batch = &step->batch[0]; /* all groups have the same sequences */
+    const int32_t n_seqs = batch->tables.n_seqs, *cu = batch->cu_seqlens_q;
+    int32_t n = 0, n_outputs = 0;
+    kept->is_fewer = false;
+    if (r->config.cl || r->model->layers[r->model->hp.n_layers - 1].n_qkv != 3) return;
+    for (int32_t seq = 0; seq < n_seqs; seq++) {
+        kept->cu_seqlens_q[seq] = n;
+        if (n_outputs == step->n_outputs || step->outputs[n_outputs] >= cu[seq + 1]) continue;
+        for (int32_t row = step->outputs[n_outputs]; row < cu[seq + 1]; row++) {
+            if (n_outputs < step->n_outputs && step->outputs[n_outputs] == row)
+                kept->outputs[n_outputs++] = n;
+            kept->rows[n++] = row;
+        }
+    }
+    kept->cu_seqlens_q[n_seqs] = kept->n_rows = n;
+    kept->is_fewer = n < step->n_tokens && n_outputs == step->n_outputs;
+}
+
+void paged__runner_plan_kept(paged__runner *r, const paged__layer *l) {
+    paged_error err;
+    paged_batch batch = r->step->batch[l->group];
+    batch.cu_seqlens_q = r->kept.cu_seqlens_q;
+    /* A part of what the plan at the step's begin has accepted. */
+    PAGED_ASSERT(paged_attn_plan(r->attn[l->group], &batch, &r->kv[l->index], &err) == PAGED_OK);
+}
+
 static void run_lane(void *user, int32_t ith, int32_t nth) {
     paged__runner *r = user;
     paged__lane lane = {.runner = r,
@@ -226,6 +260,7 @@ paged_status paged__runner_step(paged__runner *r, const paged__step *step, const
     paged_status s = check_step(r, step, err);
     if (!s) s = plan(r, step, err);
     if (s) return s;
+    choose_kept(r, step);
     r->step = step;
     r->device = PAGED_OK;
     paged__team_run(r->team, run_lane, r);

@@ -66,9 +66,23 @@ int64_t paged__runner_max_rows(const paged__runner *r);
 
 /* ---- for forward.c ---- */
 
+/* Plans the attention of the layer anew for the rows of r->kept, whose queries and outputs then lie one
+ * behind the other. By one thread, while no other attends. */
+void paged__runner_plan_kept(paged__runner *r, const paged__layer *l);
+
 enum { PAGED__FEW_ROWS = 4 }; /* inputs of so few rows each thread makes for itself: cheaper than a barrier */
 
 struct paged__team;
+
+/* The rows that the last layer attends: those whose logits are wanted, and of each sequence what follows its
+ * first of them, since the queries of a sequence are its newest. Of the others it needs K and V only. */
+typedef struct paged__kept {
+    bool is_fewer;         /* than all; else the rest is not set */
+    int32_t n_rows;        /* 0: no logits are wanted */
+    int32_t *rows;         /* [n_rows] rows of the step */
+    int32_t *outputs;      /* [n_outputs] which of them each output is */
+    int32_t *cu_seqlens_q; /* [n_seqs + 1] */
+} paged__kept;
 
 struct paged__runner {
     const paged_model *model;
@@ -97,6 +111,7 @@ struct paged__runner {
     size_t own_bytes;
 
     const paged__step *step;  /* while a step computes */
+    paged__kept kept;         /* of the step */
     paged_status device;      /* the first failure of a device in this step, */
     paged_error device_error; /* and what it said */
     uint64_t attn_start_ns, attn_ns, step_ns;

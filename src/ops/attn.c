@@ -441,12 +441,16 @@ paged_status paged_attn_plan(paged_attn *attn, const paged_batch *batch, const p
     attn->n_entries = 0;
     attn->cost = 0;
     attn->n_shared_q = 0;
-    attn->needs_merge = false;
+    attn->needs_merge = attn->is_claimed = false;
+    attn->n_claimed = 0;
+    attn->n_done = 0;
     paged_status status = paged__attn_check(&attn->config, batch, kv, err);
     if (status) return status;
     attn->tables = batch->tables;
     attn->cu_seqlens_q = batch->cu_seqlens_q;
     add_all(attn, batch, kv);
+    for (int32_t i = 0; i < attn->n_entries; i++)
+        attn->is_claimed |= !attn->needs_merge && attn->entries[i].n_rows > PAGED__FEW_ROWS;
     return PAGED_OK;
 }
 

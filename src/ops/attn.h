@@ -17,6 +17,9 @@
  * state each, and paged_attn_merge folds them; otherwise they are folded as they come. Both fold in ascending
  * order with the same function, so where the cuts lie changes no bit.
  *
+ * Where nothing is cut and there are entries of many rows (a prompt), threads claim heads of entries in turn,
+ * from the end of the line, where the longest are: no estimate of costs is as good as seeing who is free.
+ *
  * With a window, the splits of an entry begin with the one that holds the first key it sees.
  *
  * A cascade is a few sequences whose first splits lie in the same blocks. Its queries, which are neighbours
@@ -100,7 +103,10 @@ struct paged_attn {
     int32_t n_entries, n_entries_max;
     int64_t cost;
     bool needs_merge;
-    int32_t n_shared_q; /* queries of cascades */
+    bool is_claimed;           /* threads claim what they do; else the cuts say it */
+    int32_t n_shared_q;        /* queries of cascades */
+    _Atomic int64_t n_claimed; /* of the run: heads of entries; 0 between runs, … */
+    _Atomic int32_t n_done;    /* … as the threads that have done their part */
 
     paged__scratch *scratch; /* [n_threads_max] */
     float *scratch_memory;   /* what the arrays of scratch are cut from */

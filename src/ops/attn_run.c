@@ -1,6 +1,7 @@
 /* attn_run.c: paged_attn_run and paged_attn_merge. Nothing here can fail; the plan has checked everything. */
 #include <float.h>
 #include <math.h>
+#include <stdatomic.h>
 
 #include "ops/attn.h"
 
@@ -422,8 +423,28 @@ static int32_t first_cut_of_entry(const paged_attn *attn, int32_t b, int32_t nth
     return b;
 }
 
+/* Claims in turn until there are none: KV heads of an entry, as many as are taken along at once. */
+static void run_claimed(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith,
+                        int32_t nth) {
+    int64_t n_heads = attn->config.n_kv_heads, n_claims = attn->n_entries * n_heads, claim;
+    while ((claim = atomic_fetch_add_explicit(&attn->n_claimed, 1, memory_order_relaxed)) < n_claims) {
+        const paged__entry *entry = &attn->entries[attn->n_entries - 1 - claim / n_heads];
+        int32_t head = (int32_t)(claim % n_heads), most = heads_at_once(attn, kv, entry);
+        int32_t end = PAGED_MIN(head + most, (int32_t)n_heads);
+        if (head % most == 0) run_items(attn, kv, entry, head, end, 0, io, ith);
+    }
+    /* The last one leaves all as it was; the caller's barrier is before the next run. */
+    if (atomic_fetch_add(&attn->n_done, 1) + 1 < nth) return;
+    attn->n_claimed = 0;
+    attn->n_done = 0;
+}
+
 void paged_attn_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith, int32_t nth) {
     if (attn->n_entries == 0) return;
+    if (attn->is_claimed && nth > 1) {
+        run_claimed(attn, kv, io, ith, nth);
+        return;
+    }
     paged__cut begin = paged__cut_at(attn, ith, nth), end = paged__cut_at(attn, ith + 1, nth);
 
     for (int32_t index = begin.entry; index < end.entry + (end.item > 0); index++) {

@@ -1,10 +1,10 @@
 /* ops/linear_lanes.h: what linear layers compute besides products: RMS norm and quantisation of activations,
  * and what becomes of the sums. Each file of kernels includes it and compiles it for its instruction set.
  *
- * Written in vectors as wide as the machine's, with the compilers' operators. No multiply-add is fused (the
- * room is compiled with -ffp-contract=off), lanes do not meet but in integers and in one sum of a fixed
- * order, so all instruction sets give the same bits. Vectors are passed by address: by value, their place
- * would depend on the instruction set.
+ * Written in vectors as wide as the machine's, with the compilers' operators. A multiply-add is fused where
+ * it says so and nowhere else (the room is compiled with -ffp-contract=off), lanes do not meet but in
+ * integers and in one sum of a fixed order, so all instruction sets give the same bits. Vectors are passed by
+ * address: by value, their place would depend on the instruction set.
  */
 #ifndef PAGED_OPS_LINEAR_LANES_H
 #define PAGED_OPS_LINEAR_LANES_H
@@ -15,6 +15,15 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+/* Loops over the vectors of a block: an array of vectors is to lie in registers. */
+#if defined(__clang__)
+#define PAGED__UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define PAGED__UNROLL _Pragma("GCC unroll 8")
 #endif
 
 #define PAGED__LANES_FN static inline __attribute__((always_inline))
@@ -39,28 +48,66 @@ typedef double paged__f64s __attribute__((vector_size(4 * PAGED__N_LANES)));
 #define PAGED__ROUNDER      12582912.0f /* 1.5 * 2^23 */
 #define PAGED__ROUNDER_BITS 0x4b400000u
 
-/* *x where the mask is zero, `other` where it is ones. */
-PAGED__LANES_FN void paged__blend(paged__f32s *x, float other, const paged__i32s *mask) {
-    const paged__f32s all = other - (paged__f32s){0};
-    *x = (paged__f32s)((*mask & (paged__i32s)all) | (~*mask & (paged__i32s)*x));
+/* *x between low and high; NaN stays NaN. */
+PAGED__LANES_FN void paged__clamp(paged__f32s *x, float low, float high) {
+    const paged__f32s lows = low - (paged__f32s){0}, highs = high - (paged__f32s){0};
+#if defined(__AVX512F__)
+    *x = (paged__f32s)_mm512_max_ps((__m512)lows, _mm512_min_ps((__m512)highs, (__m512)*x));
+#elif defined(__AVX2__)
+    *x = (paged__f32s)_mm256_max_ps((__m256)lows, _mm256_min_ps((__m256)highs, (__m256)*x));
+#else
+    const paged__i32s above = *x > highs, below = *x < lows, inside = ~(above | below);
+    *x = (paged__f32s)((above & (paged__i32s)highs) | (below & (paged__i32s)lows) |
+                       (inside & (paged__i32s)*x));
+#endif
+}
+
+/* a * b + c, rounded once */
+PAGED__LANES_FN void paged__fma(paged__f32s *out, const paged__f32s *a, const paged__f32s *b,
+                                const paged__f32s *c) {
+#if defined(__AVX512F__)
+    *out = (paged__f32s)_mm512_fmadd_ps((__m512)*a, (__m512)*b, (__m512)*c);
+#elif defined(__AVX2__)
+    *out = (paged__f32s)_mm256_fmadd_ps((__m256)*a, (__m256)*b, (__m256)*c);
+#elif defined(__aarch64__)
+    *out = (paged__f32s)vfmaq_f32((float32x4_t)*c, (float32x4_t)*a, (float32x4_t)*b);
+#else
+    for (int i = 0; i < PAGED__N_LANES; i++) (*out)[i] = fmaf((*a)[i], (*b)[i], (*c)[i]);
+#endif
+}
+
+/* *x = *x * r + c */
+PAGED__LANES_FN void paged__horner(paged__f32s *x, const paged__f32s *r, float c) {
+    const paged__f32s all = c - (paged__f32s){0};
+    paged__fma(x, x, r, &all);
 }
 
 /* *x = exp(*x); from 88 on as at 88, up to -87 as at -87; NaN stays NaN. Relative error 2e-7. */
 PAGED__LANES_FN void paged__exp(paged__f32s *io) {
-    paged__f32s x = *io;
-    const paged__i32s above = x > 88.0f, below = x < -87.0f;
-    paged__blend(&x, 88.0f, &above);
-    paged__blend(&x, -87.0f, &below);
-    const paged__f32s shifted = x * 1.44269504f + PAGED__ROUNDER, n = shifted - PAGED__ROUNDER;
+    const paged__f32s zero = {0}, log2e = 1.44269504f - zero, ln2 = -0.693359375f - zero,
+                      ln2_rest = 2.12194440e-4f - zero;
+    paged__f32s x = *io, shifted, r;
+    paged__clamp(&x, -87.0f, 88.0f);
+    shifted = x;
+    paged__horner(&shifted, &log2e, PAGED__ROUNDER);
+    const paged__f32s n = shifted - PAGED__ROUNDER;
     /* ln 2 in two parts; n times the first is exact. */
-    const paged__f32s r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-    paged__f32s p = r * 1.98756915e-4f + 1.39819995e-3f;
-    p = p * r + 8.33345199e-3f;
-    p = p * r + 4.16657962e-2f;
-    p = p * r + 1.66666657e-1f;
-    p = p * r + 5.00000000e-1f;
-    p = (p * r) * r + r + 1.0f;
+    paged__fma(&r, &n, &ln2, &x);
+    paged__fma(&r, &n, &ln2_rest, &r);
+    paged__f32s p = 1.98756915e-4f - zero;
+    paged__horner(&p, &r, 1.39819995e-3f);
+    paged__horner(&p, &r, 8.33345199e-3f);
+    paged__horner(&p, &r, 4.16657962e-2f);
+    paged__horner(&p, &r, 1.66666657e-1f);
+    paged__horner(&p, &r, 5.00000000e-1f);
+    const paged__f32s square = r * r;
+    r += 1.0f;
+    paged__fma(&p, &p, &square, &r);
+#if defined(__AVX512F__)
+    *io = (paged__f32s)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
     *io = p * (paged__f32s)(((paged__u32s)shifted - PAGED__ROUNDER_BITS + 127u) << 23);
+#endif
 }
 
 /* *x = x / (1 + exp(-x)) */
@@ -136,19 +183,38 @@ PAGED__LANES_FN void paged__finish_into_rows(const paged__outcome *o, const page
 
 /* 16 sums of squares go on: the i-th by that of x[i]. */
 PAGED__LANES_FN void paged__add_squares(paged__f64s sums[32 / PAGED__N_LANES], const float *x) {
-    for (int v = 0; v < 32 / PAGED__N_LANES; v++) {
+    PAGED__UNROLL for (int v = 0; v < 32 / PAGED__N_LANES; v++) {
         paged__f32_half part;
         memcpy(&part, x + v * PAGED__N_LANES / 2, sizeof part);
         const paged__f64s wide = __builtin_convertvector(part, paged__f64s);
-        sums[v] += wide * wide;
+#if defined(__AVX512F__)
+        sums[v] = (paged__f64s)_mm512_fmadd_pd((__m512d)wide, (__m512d)wide, (__m512d)sums[v]);
+#else
+        sums[v] += wide * wide; /* a square is exact, so this is what a fused multiply-add gives */
+#endif
     }
+}
+
+/* Of 16: i and i + 8, of the 8 sums i and i + 4, … */
+PAGED__LANES_FN double paged__sum_pairs(const paged__f64s sums[32 / PAGED__N_LANES]) {
+#if defined(__AVX512F__)
+    const __m512d eight = _mm512_add_pd((__m512d)sums[0], (__m512d)sums[1]);
+    const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(eight), _mm512_extractf64x4_pd(eight, 1));
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(two) + _mm_cvtsd_f64(_mm_unpackhi_pd(two, two));
+#else
+    double all[16];
+    memcpy(all, sums, sizeof all);
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) all[i] += all[i + width];
+    return all[0];
+#endif
 }
 
 /* 1 / sqrt(mean(x^2) + eps). Sum i of 16 has the squares of i, i + 16, … in double; then they are added in
  * pairs. */
 static float paged__rms_scale(const float *x, int32_t n, float eps) {
     paged__f64s sums[32 / PAGED__N_LANES] = {{0}};
-    double all[16];
     int32_t j = 0;
     for (; j + 16 <= n; j += 16) paged__add_squares(sums, x + j);
     if (j < n) {
@@ -156,52 +222,64 @@ static float paged__rms_scale(const float *x, int32_t n, float eps) {
         memcpy(part, x + j, (size_t)(n - j) * sizeof *x);
         paged__add_squares(sums, part);
     }
-    memcpy(all, sums, sizeof all);
-    for (int width = 8; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) all[i] += all[i + width];
-    return (float)(1.0 / sqrt(all[0] / n + (double)eps));
+    return (float)(1.0 / sqrt(paged__sum_pairs(sums) / n + (double)eps));
 }
 
 /* The largest bits without sign: as integers they are ordered as the sizes; infinity and NaN come last. */
 PAGED__LANES_FN int32_t paged__largest(const paged__f32s x[PAGED__ACT_VECTORS]) {
+#if defined(__AVX512F__)
+    const __m512i bits = _mm512_set1_epi32(INT32_MAX);
+    const __m512i most =
+        _mm512_max_epi32(_mm512_and_si512((__m512i)x[0], bits), _mm512_and_si512((__m512i)x[1], bits));
+    return _mm512_reduce_max_epi32(most);
+#else
     paged__i32s most = (paged__i32s)x[0] & INT32_MAX;
-    for (int v = 1; v < PAGED__ACT_VECTORS; v++) {
+    PAGED__UNROLL for (int v = 1; v < PAGED__ACT_VECTORS; v++) {
         const paged__i32s size = (paged__i32s)x[v] & INT32_MAX, less = most < size;
         most = (less & size) | (~less & most);
     }
-#if defined(__AVX512F__)
-    return _mm512_reduce_max_epi32((__m512i)most);
-#else
     int32_t all = most[0];
     for (int i = 1; i < PAGED__N_LANES; i++) all = PAGED_MAX(all, most[i]);
     return all;
 #endif
 }
 
-/* Numbers of -127 … 127. */
-PAGED__LANES_FN void paged__narrow(int8_t *out, const paged__i32s *q) {
-#if defined(__AVX512F__)
-    _mm_storeu_si128((__m128i *)(void *)out, _mm512_cvtepi32_epi8((__m512i)*q));
-#elif defined(__AVX2__)
-    const __m256i wide = (__m256i)*q;
-    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
-    _mm_storel_epi64((__m128i *)(void *)out, _mm_packs_epi16(words, words));
-#else
-    for (int i = 0; i < PAGED__N_LANES; i++) out[i] = (int8_t)(*q)[i];
-#endif
+/* The low bits of *x are *x * inverse, rounded to an integer. */
+PAGED__LANES_FN void paged__scale_to_int(paged__i32s *q, const paged__f32s *x, float inverse) {
+    const paged__f32s by = inverse - (paged__f32s){0};
+    paged__f32s shifted = *x;
+    paged__horner(&shifted, &by, PAGED__ROUNDER);
+    *q = (paged__i32s)((paged__u32s)shifted - PAGED__ROUNDER_BITS);
 }
 
-PAGED__LANES_FN int32_t paged__sum_16(const int8_t *q) {
+/* 32 numbers of -127 … 127 to bytes, and the sums of both halves. */
+PAGED__LANES_FN void paged__narrow(int8_t *out, const paged__i32s q[PAGED__ACT_VECTORS], int32_t sums[2]) {
 #if defined(__AVX2__)
-    /* Unsigned by + 128, so that the sum of absolute differences from zero is the sum. */
-    const __m128i bytes =
-        _mm_xor_si128(_mm_loadu_si128((const __m128i *)(const void *)q), _mm_set1_epi8(-128));
-    const __m128i sums = _mm_sad_epu8(bytes, _mm_setzero_si128());
-    return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 16 * 128;
+#if defined(__AVX512F__)
+    const __m128i low = _mm512_cvtepi32_epi8((__m512i)q[0]), high = _mm512_cvtepi32_epi8((__m512i)q[1]);
 #else
-    int32_t sum = 0;
-    for (int i = 0; i < 16; i++) sum += q[i];
-    return sum;
+    /* Packing works in halves of 128 bits, whose words then lie in the order 0, 2, 1, 3. */
+    const __m256i first = _mm256_packs_epi32((__m256i)q[0], (__m256i)q[1]),
+                  second = _mm256_packs_epi32((__m256i)q[2], (__m256i)q[3]),
+                  a = _mm256_permute4x64_epi64(first, 0xd8), b = _mm256_permute4x64_epi64(second, 0xd8);
+    const __m128i low = _mm_packs_epi16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)),
+                  high = _mm_packs_epi16(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+#endif
+    const __m256i bytes = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+    _mm256_storeu_si256((__m256i *)(void *)out, bytes);
+    /* Unsigned by + 128, so that the sum of absolute differences from zero is the sum. */
+    const __m256i sad =
+        _mm256_sad_epu8(_mm256_xor_si256(bytes, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
+    const __m256i all = _mm256_add_epi32(sad, _mm256_shuffle_epi32(sad, 0x4e));
+    sums[0] = _mm_cvtsi128_si32(_mm256_castsi256_si128(all)) - 16 * 128;
+    sums[1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(all, 1)) - 16 * 128;
+#else
+    sums[0] = sums[1] = 0;
+    for (int i = 0; i < PAGED__ACT_BLOCK; i++) {
+        const int32_t one = q[i / PAGED__N_LANES][i % PAGED__N_LANES];
+        out[i] = (int8_t)one;
+        sums[i / 16] += one;
+    }
 #endif
 }
 
@@ -217,16 +295,26 @@ PAGED__LANES_FN void paged__quantise(paged__act_block *out, const paged__f32s x[
         return;
     }
     const float inverse = 127.0f / amax;
-    for (int v = 0; v < PAGED__ACT_VECTORS; v++) {
-        const paged__f32s shifted = x[v] * inverse + PAGED__ROUNDER;
-        const paged__i32s q = (paged__i32s)((paged__u32s)shifted - PAGED__ROUNDER_BITS);
-        paged__narrow(out->q + v * PAGED__N_LANES, &q);
-    }
-    const int32_t first = paged__sum_16(out->q), sum = first + paged__sum_16(out->q + 16);
+    paged__i32s q[PAGED__ACT_VECTORS];
+    int32_t sums[2];
+    PAGED__UNROLL for (int v = 0; v < PAGED__ACT_VECTORS; v++) paged__scale_to_int(&q[v], &x[v], inverse);
+    paged__narrow(out->q, q, sums);
     out->s = amax / 127.0f;
-    out->s_sum = out->s * (float)sum;
-    out->neg_sum = -sum;
-    out->neg_first = -first;
+    out->s_sum = out->s * (float)(sums[0] + sums[1]);
+    out->neg_sum = -(sums[0] + sums[1]);
+    out->neg_first = -sums[0];
+}
+
+/* 32 of x, or of (x * scale) * weight. */
+PAGED__LANES_FN void paged__load_block(paged__f32s part[PAGED__ACT_VECTORS], const float *x,
+                                       const float *weight, float scale) {
+    PAGED__UNROLL for (int v = 0; v < PAGED__ACT_VECTORS; v++) {
+        paged__f32s w;
+        memcpy(&part[v], x + v * PAGED__N_LANES, sizeof part[v]);
+        if (!weight) continue;
+        memcpy(&w, weight + v * PAGED__N_LANES, sizeof w);
+        part[v] = (part[v] * scale) * w;
+    }
 }
 
 static void paged__act_quantised(const paged__act *act, int32_t token, const float *x, const float *weight,
@@ -235,15 +323,10 @@ static void paged__act_quantised(const paged__act *act, int32_t token, const flo
     const int32_t n = act->n_cols;
     paged__act_block *out = paged__group_blocks(act, group) + (token - group.first);
     for (int32_t b = 0; b < paged__act_blocks(n); b++, out += group.width) {
-        paged__f32s part[PAGED__ACT_VECTORS] = {{0}}, w;
-        for (int v = 0; v < PAGED__ACT_VECTORS && b * PAGED__ACT_BLOCK < n; v++) {
-            const int32_t k = b * PAGED__ACT_BLOCK + v * PAGED__N_LANES;
-            memcpy(&part[v], x + k, sizeof part[v]);
-            if (weight) {
-                memcpy(&w, weight + k, sizeof w);
-                part[v] = (part[v] * scale) * w;
-            }
-        }
+        paged__f32s part[PAGED__ACT_VECTORS] = {{0}};
+        if (b * PAGED__ACT_BLOCK < n)
+            paged__load_block(part, x + b * PAGED__ACT_BLOCK, weight ? weight + b * PAGED__ACT_BLOCK : NULL,
+                              scale);
         paged__quantise(out, part);
     }
 }
@@ -261,27 +344,40 @@ static void paged__act_set_lanes(const paged__act *act, int32_t token, const flo
         out[k * group.width] = weight ? (x[k] * scale) * weight[k] : x[k];
 }
 
+/* Tokens whose outputs are made before the first of them is quantised: two short chains of many blocks keep
+ * the processor busier than a long one of few. */
+enum { PAGED__MADE_TOKENS = 8 };
+
+/* 32 outputs from row r on of tokens t … t + n - 1. */
+PAGED__LANES_FN void paged__finish_block(float made[][PAGED__ACT_BLOCK], const paged__outcome *o, int32_t t,
+                                         int32_t n, int32_t r, const paged__epilogue epilogue) {
+    const float *a = o->sums + t * o->stride + r, *b = o->other + t * o->other_stride + r;
+    const float *bias_a = o->bias ? o->bias + r : NULL, *bias_b = o->bias_other ? o->bias_other + r : NULL;
+    for (int32_t i = 0; i < n; i++, a += o->stride, b += o->other_stride)
+        PAGED__UNROLL for (int v = 0; v < PAGED__ACT_BLOCK; v += PAGED__N_LANES) paged__finish_lanes(
+            made[i] + v, a + v, b + v, bias_a ? bias_a + v : NULL, bias_b ? bias_b + v : NULL, epilogue);
+}
+
 /* What would become rows of y becomes blocks of activations while it is at hand. */
 PAGED__LANES_FN void paged__finish_into_act(const paged__outcome *o, const paged__epilogue epilogue) {
-    paged__group group = paged__group_of(o->act, o->act_token);
-    int32_t inside = o->act_token - group.first;
-    for (int32_t t = 0; t < o->n_tokens; t++) {
-        paged__act_block *out = paged__group_blocks(o->act, group) +
-                                (int64_t)(o->act_col / PAGED__ACT_BLOCK) * group.width + inside;
-        for (int32_t r = 0; r < o->n_rows; r += PAGED__ACT_BLOCK, out += group.width) {
-            paged__f32s part[PAGED__ACT_VECTORS];
-            for (int32_t v = 0; v < PAGED__ACT_VECTORS; v++) {
-                const int32_t at = r + v * PAGED__N_LANES;
-                paged__finish_lanes((float *)&part[v], o->sums + t * o->stride + at,
-                                    o->other ? o->other + t * o->other_stride + at : NULL,
-                                    o->bias ? o->bias + at : NULL, o->bias_other ? o->bias_other + at : NULL,
-                                    epilogue);
+    _Alignas(64) float made[PAGED__MADE_TOKENS][PAGED__ACT_BLOCK];
+    for (int32_t r = 0; r < o->n_rows; r += PAGED__ACT_BLOCK) {
+        paged__group group = paged__group_of(o->act, o->act_token);
+        int32_t inside = o->act_token - group.first;
+        const int32_t column = (o->act_col + r) / PAGED__ACT_BLOCK;
+        for (int32_t t = 0; t < o->n_tokens; t += PAGED__MADE_TOKENS) {
+            const int32_t n = PAGED_MIN(o->n_tokens - t, (int32_t)PAGED__MADE_TOKENS);
+            paged__finish_block(made, o, t, n, r, epilogue);
+            for (int32_t i = 0; i < n; i++) {
+                paged__f32s part[PAGED__ACT_VECTORS];
+                paged__load_block(part, made[i], NULL, 1.0f);
+                paged__quantise(paged__group_blocks(o->act, group) + (int64_t)column * group.width + inside,
+                                part);
+                if (++inside < group.width) continue;
+                group = paged__group_after(o->act, group);
+                inside = 0;
             }
-            paged__quantise(out, part);
         }
-        if (++inside < group.width) continue;
-        group = paged__group_after(o->act, group);
-        inside = 0;
     }
 }
 

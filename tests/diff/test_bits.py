@@ -86,6 +86,19 @@ def test_families(score, base, tiny, name, weight_type, kv_type, variant):
     check(score, base, path, [tiny_prompt(530), tiny_prompt(64)], kv_type, variant)
 
 
+@pytest.mark.parametrize("options", [{"--threads": 2}, {"--threads": 2, "--chunk": 100}, {"--chunk": 7, "--kv-plain": None}])
+@pytest.mark.parametrize("name, weight_type, kv_type", TINY + FAMILIES, ids=[t[0] for t in TINY + FAMILIES])
+def test_rows_without_logits(score, tiny, name, weight_type, kv_type, options):
+    """The last layer leaves out what only the logits of a prompt would need; what follows has the same bits."""
+    _, _, path = tiny(name, weight_type)
+    requests = [tiny_prompt(530), tiny_prompt(64), tiny_prompt(5)]
+    args = ("--kv-type", kv_type, "--generate", N_GENERATE, "--ctx", 1024, *arguments(BASE | {"--poison": None} | options))
+    for scored, not_scored in zip(score(path, requests, *args), score(path, requests, "--unscored", *args), strict=True):
+        assert not not_scored["logprobs"]
+        for key in ("generated", "generated_logprobs"):
+            assert len(scored[key]) == N_GENERATE and scored[key] == not_scored[key]
+
+
 @pytest.fixture(scope="module")
 def smollm2_requests(llamacpp, model):
     oracle = llamacpp(model, kv_type="f32", flash_attn=False)

@@ -21,6 +21,7 @@ typedef struct options {
     paged_engine_config engine;
     int32_t n_generate; /* tokens to generate greedily after the prompt, with their log-probabilities */
     bool hash_only;     /* leave the arrays out */
+    bool unscored;      /* nothing of the prompt */
 } options;
 
 static int fail(const char *what, const paged_error *err) {
@@ -54,6 +55,7 @@ static int parse_option(options *o, const char *flag, const char *value) {
     if (strcmp(flag, "--kv-plain") == 0) return e->kv_plain = true, 1;
     if (strcmp(flag, "--poison") == 0) return e->poison = true, 1;
     if (strcmp(flag, "--hash") == 0) return o->hash_only = true, 1;
+    if (strcmp(flag, "--unscored") == 0) return o->unscored = true, 1;
     if (!value) return 0;
     if (strcmp(flag, "--model") == 0) return o->model_path = value, 2;
     if (strcmp(flag, "--tokens") == 0) return o->tokens_path = value, 2;
@@ -124,10 +126,10 @@ static int run(paged_engine *engine, uint64_t id, int32_t *generated, float *log
 static int print_result(const options *o, paged_engine *engine, uint64_t id, const paged_output *last,
                         const int32_t *generated, const float *gen_logprobs, int32_t n_generated) {
     paged_error err = {0};
-    const float *logprobs;
-    const int32_t *top1;
-    int32_t n;
-    err.status = paged_engine_prompt_logprobs(engine, id, &logprobs, &top1, &n);
+    const float *logprobs = NULL;
+    const int32_t *top1 = NULL;
+    int32_t n = 0;
+    if (!o->unscored) err.status = paged_engine_prompt_logprobs(engine, id, &logprobs, &top1, &n);
     if (err.status) return fail("prompt_logprobs", &err);
 
     uint64_t hash = hash_bytes(0xcbf29ce484222325u, logprobs, (size_t)n * sizeof *logprobs);
@@ -155,7 +157,8 @@ static int score(const options *o, paged_engine *engine, const int32_t *tokens, 
     request.tokens = tokens;
     request.n_tokens = n_tokens;
     request.max_tokens = o->n_generate ? o->n_generate : 1;
-    request.ignore_eos = request.logprobs = request.prompt_logprobs = true;
+    request.ignore_eos = request.logprobs = true;
+    request.prompt_logprobs = !o->unscored;
     if (paged_engine_submit(engine, &request, &id, &err)) return fail("submit", &err);
 
     paged_output last;
