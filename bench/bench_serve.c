@@ -8,8 +8,10 @@
  *
  * Between two commands the server is stopped (SIGSTOP), so that several of them and the bare engine take
  * turns within a fraction of a second, in the middle of their streams. A round begins with the second token
- * after the stop and ends with the N-th that follows, both seen as they come. Between them the client sleeps
- * and looks every ten milliseconds, since it would run on the server's cores; `watch` looks at each token.
+ * after the stop and ends with the N-th that follows, both seen as they come. Between them the client sleeps,
+ * since it would run on the server's cores: it looks a few times, and at each of the last three tokens. A
+ * round whose end it slept through says that it took no CPU time, so it does not count. `watch` looks at each
+ * token.
  * Only the first stream is looked at: the tokens of the others come in the same steps.
  *
  *     {"done": tokens of the first stream so far, "tokens": of all streams, "seconds": wall, "cpu_seconds":
@@ -27,7 +29,14 @@
 
 #include "bench/protocol.h"
 
-enum { STREAMS_MAX = 64, ROUND_MAX = 1024, TIMEOUT_MS = 60000, NAP_MS = 10, NEAR = 8 /* tokens */ };
+enum {
+    STREAMS_MAX = 64,
+    ROUND_MAX = 1024,
+    TIMEOUT_MS = 60000,
+    FIRST_NAP_NS = 10000000,
+    NAP_NS = 900000000,
+    NEAR = 3 /* tokens */
+};
 
 static const char MARK[] = "\"text\":\""; /* of a token, if what follows is not the end of the string */
 
@@ -138,16 +147,25 @@ static double cpu_seconds(const client *c) {
     return bench_seconds(server) + bench_seconds(CLOCK_PROCESS_CPUTIME_ID);
 }
 
-/* at: [n_tokens + 1] when how many of them had come; *n_at: how many times there are. */
-static bool run_first(stream *first, int n_tokens, bool watches, double *at, int *n_at) {
-    const int64_t end = first->n_tokens + n_tokens;
-    const struct timespec nap = {.tv_nsec = NAP_MS * 1000000};
+/* Nearly until NEAR tokens before the end, at the pace so far. */
+static void nap(int64_t n_made, int64_t n_left, double seconds) {
+    double ns = FIRST_NAP_NS;
+    if (n_made > 0) ns = 0.9e9 * seconds / (double)n_made * (double)(n_left - NEAR);
+    nanosleep(&(struct timespec){.tv_nsec = ns < NAP_NS ? (long)ns : NAP_NS}, NULL);
+}
+
+/* at: [n_tokens + 1] when how many of them had come; *n_at: how many times there are; *slept: the end came
+ * during a nap. */
+static bool run_first(stream *first, int n_tokens, bool watches, double *at, int *n_at, bool *slept) {
+    const int64_t begin = first->n_tokens, end = begin + n_tokens;
     *n_at = 0;
     at[(*n_at)++] = bench_seconds(CLOCK_MONOTONIC);
     while (!watches && first->n_tokens + NEAR < end) {
-        nanosleep(&nap, NULL);
+        nap(first->n_tokens - begin, end - first->n_tokens, bench_seconds(CLOCK_MONOTONIC) - at[0]);
         if (!take(first, false)) return false;
     }
+    *slept = first->n_tokens >= end;
+    if (*slept) at[(*n_at)++] = bench_seconds(CLOCK_MONOTONIC);
     while (first->n_tokens < end) {
         if (!wait_for(first, first->n_tokens + 1)) return false;
         at[(*n_at)++] = bench_seconds(CLOCK_MONOTONIC);
@@ -159,20 +177,21 @@ static bool run_round(client *c, int n_tokens, bool watches) {
     static double at[ROUND_MAX + 1];
     stream *first = &c->streams[0];
     int n_at;
+    bool slept;
     for (int i = 0; i < c->n; i++)
         if (!take(&c->streams[i], false)) return false;
     kill(c->server, SIGCONT);
     if (!wait_for(first, first->n_tokens + 2)) return false;
     const int64_t begin = first->n_tokens;
     const double cpu = cpu_seconds(c);
-    if (!run_first(first, n_tokens, watches, at, &n_at)) return false;
+    if (!run_first(first, n_tokens, watches, at, &n_at, &slept)) return false;
     const double cpu_end = cpu_seconds(c);
     kill(c->server, SIGSTOP);
     for (int i = 1; i < c->n; i++)
         if (!take(&c->streams[i], false)) return false;
     printf("{\"done\": %lld, \"tokens\": %lld, \"seconds\": %.6f, \"cpu_seconds\": %.6f, \"gaps\": [",
            (long long)first->n_tokens, (long long)(first->n_tokens - begin) * c->n, at[n_at - 1] - at[0],
-           cpu_end - cpu);
+           slept ? 0 : cpu_end - cpu);
     for (int i = 1; watches && i < n_at; i++) printf("%s%.6f", i > 1 ? ", " : "", at[i] - at[i - 1]);
     puts("]}");
     return fflush(stdout) == 0;

@@ -6,7 +6,8 @@
 Requests of 128 prompt tokens decode side by side, greedily; a token each a step. The bare engine (bench/bench_engine.c) and the
 servers get the same prompts and as many threads as there are cores, and take turns in the middle of their answers, a tenth of a
 second each: between its turns a server is stopped (SIGSTOP) and the engine is not asked. So each round has all sides at the same place
-of the same text. The client (bench/bench_serve.c) runs on the same cores and looks every ten milliseconds only, so that hardly anything
+of the same text, and on each the clock starts with the second token, when threads that slept are awake. Engine and our server have the
+same settings. The client (bench/bench_serve.c) runs on the same cores and looks a few times in a round only, so that hardly anything
 of what is measured is its own work; the time between two tokens comes from rounds of their own, in which it looks at each. Rounds,
 medians and intervals are those of bench/rounds.py; a round counts when engine and server had the cores for themselves.
 
@@ -39,6 +40,9 @@ BATCHES = 1, 8
 ROUND = {1: 40, 8: 24}          # tokens of each stream: about a tenth of a second
 ROUNDS, CASE_S = 60, 120
 QUICK_ROUNDS, QUICK_S = 20, 20
+WARM = 2                        # tokens of each stream before the clock starts; bench/bench_serve.c waits for as many
+LIKE_BARE = "--max-running", "32", "--no-prefix-cache"      # the settings of bench/bench_engine.c
+REPLAY = "--max-running", str(max(BATCHES))
 PAUSE_S = 0.01                  # in which the threads of the side before go to sleep
 MUST = 1.03                     # seconds a token of the server, of those of the bare engine
 GAP_AIM = 3                     # of the median time between two tokens, the 99th percentile
@@ -72,9 +76,9 @@ class Server:
 class OurServer(Server):
     name = "paged serve"
 
-    def __init__(self, model, n_vocab):
+    def __init__(self, model, n_vocab, *options):
         process = subprocess.Popen([str(BUILD / "paged"), "serve", "--model", model, "--port", "0", "--ctx", str(N_CTX), "-q",
-                                    "--max-running", str(max(BATCHES))], stdout=subprocess.PIPE, text=True)
+                                    *options], stdout=subprocess.PIPE, text=True)
         super().__init__(process, int(process.stdout.readline().rsplit(":", 1)[1]), n_vocab)
 
     def end(self):
@@ -116,8 +120,8 @@ class Bare:
             self.done = done
 
     def ask(self, n_tokens):
-        self.done += n_tokens
-        return self.side.ask(f"decode {n_tokens}")
+        self.done += WARM + n_tokens
+        return self.side.ask(f"decode {n_tokens} {WARM}")
 
     def close(self):
         self.side.close()
@@ -193,7 +197,7 @@ def main():
                                         check=True).stdout)["vocab"]
     plan = (QUICK_ROUNDS, QUICK_S) if args.quick else (ROUNDS, CASE_S)
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(contextlib.closing(OurServer(model, n_vocab)))]
+        servers = [stack.enter_context(contextlib.closing(OurServer(model, n_vocab, *(REPLAY if args.trace else LIKE_BARE))))]
         try:
             servers.append(stack.enter_context(contextlib.closing(LlamaServer(model, n_vocab))))
         except OSError as error:

@@ -6,6 +6,7 @@
  *     prefill N       forget what is open; N prompt tokens, and the first token that follows, chosen greedily
  *     requests B N    the same with B requests of N tokens each, all different
  *     decode N        N more tokens of everything that is open, one step each
+ *     decode N W      the same after W others, which nobody measures: threads that slept are awake then
  *     read N          read the weights N times, as fast as memory gives them (ours only)
  *     sampling N      how tokens are chosen from now on, a number of the side's own (ours only)
  *
@@ -52,6 +53,7 @@ typedef enum bench_verb { BENCH_OPEN, BENCH_DECODE, BENCH_READ, BENCH_SAMPLING }
 typedef struct bench_command {
     bench_verb verb;
     int n_requests, n; /* tokens, or times */
+    int n_before;      /* tokens that nobody measures */
 } bench_command;
 
 static inline bool bench_parse(const char *line, bench_command *c) {
@@ -60,8 +62,8 @@ static inline bool bench_parse(const char *line, bench_command *c) {
     if (sscanf(line, "prefill %d", &c->n) == 1) return c->n > 0;
     c->verb = BENCH_SAMPLING;
     if (sscanf(line, "sampling %d", &c->n) == 1) return c->n >= 0;
-    c->verb = sscanf(line, "decode %d", &c->n) == 1 ? BENCH_DECODE : BENCH_READ;
-    return c->n > 0 || (sscanf(line, "read %d", &c->n) == 1 && c->n > 0);
+    c->verb = sscanf(line, "decode %d %d", &c->n, &c->n_before) >= 1 ? BENCH_DECODE : BENCH_READ;
+    return (c->n > 0 && c->n_before >= 0) || (sscanf(line, "read %d", &c->n) == 1 && c->n > 0);
 }
 
 /* *bytes: what a `read` has read. */
@@ -77,6 +79,7 @@ static inline bool bench_do(const bench_side *side, const bench_command *c, int6
 static inline bool bench_answer(const bench_side *side, const bench_command *c, int *n_open) {
     int64_t bytes = 0;
     if (c->verb == BENCH_OPEN) *n_open = c->n_requests;
+    if (c->n_before > 0 && !side->decode(side->self, c->n_before)) return false;
     const double cpu = bench_seconds(CLOCK_PROCESS_CPUTIME_ID), wall = bench_seconds(CLOCK_MONOTONIC);
     if (!bench_do(side, c, &bytes)) return false;
     const double seconds = bench_seconds(CLOCK_MONOTONIC) - wall;

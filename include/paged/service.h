@@ -68,6 +68,9 @@ PAGED_API paged_status paged_service_release(paged_service *service, uint64_t id
  * newer. A read asks for the news of its id, and one that waits for it beforehand. */
 PAGED_API int paged_service_fd(const paged_service *service);
 PAGED_API int32_t paged_service_ready(paged_service *service, uint64_t *ids, int32_t capacity);
+/* The CPU that the service's thread was last seen on, -1: none yet. Where all cores compute, an event loop on
+ * that one holds up the next step, and on another one it runs while that step is prepared. */
+PAGED_API int32_t paged_service_cpu(const paged_service *service);
 
 /* Calls fn(engine, user), on this thread, between two steps: anything that engine.h can tell or do and that
  * is not above (statistics, check, facts). Steps wait for fn, so it must be quick; it must not call the

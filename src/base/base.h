@@ -64,6 +64,17 @@ static inline uint64_t paged__rand(uint64_t *state) {
     return paged__mix((*state)++ * 0xd1342543de82ef95u + 1);
 }
 
+/* ---- spinning ---- */
+
+/* To a core that waits for another one. */
+static inline void paged__pause_core(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 /* ---- half precision, round to nearest even ---- */
 
 float paged__f16_to_f32(uint16_t h);

@@ -22,8 +22,9 @@
 
 enum {
     CACHE_LINE = 64,
-    SPINS = 256, /* about 3 µs of pauses */
-    YIELDS = 512 /* about 200 µs when nobody else wants the core: longer than sampling takes between steps */
+    SPINS = 256,  /* about 3 µs of pauses */
+    YIELDS = 512, /* about 200 µs when nobody else wants the core: longer than sampling takes between steps */
+    MOVE_NS = 20000000 /* between two moves of a thread: whoever else uses the cores may want it otherwise */
 };
 
 typedef struct gate {
@@ -33,7 +34,9 @@ typedef struct gate {
 
 typedef struct member {
     struct paged__team *team;
-    int32_t ith, cpu; /* cpu -1: any */
+    int32_t ith, cpu;   /* cpu -1: any */
+    _Atomic int32_t at; /* the CPU that it was on when the latest run began; -1: none yet */
+    uint64_t moved_ns;
     pthread_t thread;
 } member;
 
@@ -45,14 +48,6 @@ struct paged__team {
     int32_t n_threads;
     member *members; /* [n_threads], the caller first */
 };
-
-static void pause_core(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
 
 static void gate_open(gate *g) {
     atomic_fetch_add(&g->value, 1);
@@ -67,7 +62,7 @@ static bool gate_has_opened(gate *g, uint32_t seen) {
 static void gate_wait(gate *g, uint32_t seen) {
     for (int32_t i = 0; i < SPINS; i++) {
         if (gate_has_opened(g, seen)) return;
-        pause_core();
+        paged__pause_core();
     }
     for (int32_t i = 0; i < YIELDS; i++) {
         if (gate_has_opened(g, seen)) return;
@@ -98,13 +93,52 @@ static void stay_on(int32_t cpu) {
     pthread_setaffinity_np(pthread_self(), sizeof one, &one);
 }
 
+/* ---- a core each ---- */
+
+static int32_t note_cpu(member *me) {
+    const int32_t here = sched_getcpu();
+    if (atomic_load_explicit(&me->at, memory_order_relaxed) != here)
+        atomic_store_explicit(&me->at, here, memory_order_relaxed);
+    return here;
+}
+
+/* To a CPU where nobody of the team is. It is free to go on from there. */
+static void move(member *me) {
+    paged__team *team = me->team;
+    cpu_set_t allowed, others;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    others = allowed;
+    for (int32_t i = 0; i < team->n_threads; i++) {
+        const int32_t at = atomic_load_explicit(&team->members[i].at, memory_order_relaxed);
+        if (at >= 0) CPU_CLR((size_t)at, &others);
+    }
+    if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof others, &others) != 0) return;
+    note_cpu(me);
+    sched_setaffinity(0, sizeof allowed, &allowed);
+}
+
+/* Linux may wake a thread beside the one that wakes it, with another core idle, and leaves it there for tens
+ * of milliseconds: two that give the core to each other at each barrier do not look as if they needed two. */
+static void keep_apart(member *me) {
+    const int32_t here = note_cpu(me);
+    bool meets = false;
+    for (int32_t i = 0; i < me->ith && !meets; i++)
+        meets = atomic_load_explicit(&me->team->members[i].at, memory_order_relaxed) == here;
+    if (!meets || here < 0 || me->cpu >= 0) return;
+    const uint64_t now = paged__now_ns();
+    if (me->moved_ns && now - me->moved_ns < MOVE_NS) return;
+    me->moved_ns = now;
+    move(me);
+}
+
 static void *work(void *arg) {
-    const member *me = arg;
+    member *me = arg;
     paged__team *team = me->team;
     if (me->cpu >= 0) stay_on(me->cpu);
     for (uint32_t seen = 0;; seen++) {
         gate_wait(&team->job, seen);
         if (!team->fn) return NULL;
+        keep_apart(me);
         team->fn(team->user, me->ith, team->n_threads);
         paged__team_barrier(team);
     }
@@ -113,6 +147,7 @@ static void *work(void *arg) {
 void paged__team_run(paged__team *team, paged__team_fn fn, void *user) {
     team->fn = fn;
     team->user = user;
+    note_cpu(&team->members[0]);
     gate_open(&team->job);
     fn(user, 0, team->n_threads);
     paged__team_barrier(team);
@@ -166,7 +201,8 @@ paged_status paged__team_create(int32_t n_threads, bool pin, paged__team **out, 
     }
     team->n_threads = n_threads;
     team->members = members;
-    for (int32_t i = 0; i < n_threads; i++) members[i] = (member){.team = team, .ith = i, .cpu = -1};
+    for (int32_t i = 0; i < n_threads; i++)
+        members[i] = (member){.team = team, .ith = i, .cpu = -1, .at = -1};
     if (pin) choose_cpus(team);
     int why;
     const int32_t n_started = start(team, &why);

@@ -6,7 +6,8 @@
  * Waiting, for a barrier or for the next run, goes through three stages: a few microseconds of spinning, for
  * threads that have a core each and finish together; then sched_yield, which costs as little but gives the
  * core to whoever has work, so that more threads than cores, or another process, do not multiply the time;
- * then sleep in the kernel. An idle team uses no CPU.
+ * then sleep in the kernel. An idle team uses no CPU. Where there are as many cores, threads that a run finds
+ * on one core part.
  *
  * Thread rule: one thread at a time may run, and free; run does not nest. May include base/ only.
  */

@@ -1,7 +1,7 @@
 /* engine/service.c: an engine with a thread of its own; see service.h.
  *
  *   lock ─ read, submit, release … ─ unlock                      callers
- *   lock ─ end step, tell, begin step ─ unlock ─ compute ─ lock …    the thread
+ *   lock ─ end step, tell ─ unlock ─ lock ─ begin step, tell ─ unlock ─ compute ─ lock …    the thread
  *
  * One lock guards the engine, and is free while a step is computed: that is the long part, and it looks only
  * at the requests that run and at the step's own arrays (see paged__step_compute). So callers use the engine
@@ -15,6 +15,7 @@
  */
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -24,7 +25,13 @@
 
 #include "engine/engine.h"
 
-enum { DEFAULT_RING = 256, DEFAULT_READER_TIMEOUT_MS = 60000, NS_PER_MS = 1000000, NS_PER_S = 1000000000 };
+enum {
+    DEFAULT_RING = 256,
+    DEFAULT_READER_TIMEOUT_MS = 60000,
+    NS_PER_MS = 1000000,
+    NS_PER_S = 1000000000,
+    SPINS = 512 /* some 10 µs */
+};
 
 /* How far a request was when its callers were last told. */
 typedef struct progress {
@@ -44,7 +51,9 @@ typedef struct desk {
 
 struct paged_service {
     paged_engine *engine;
-    desk *desks; /* [engine->n_slots] */
+    desk *desks;        /* [engine->n_slots] */
+    int32_t n_used;     /* slots before this one may be taken, the others are free and their desks empty */
+    int32_t n_released; /* desks */
     pthread_mutex_t lock;
     pthread_cond_t computed, called; /* the step is over; the calls that waited for it are */
     bool computing, ends;
@@ -52,6 +61,7 @@ struct paged_service {
     int32_t n_listed; /* desks; the descriptor is readable while there are any */
     bool rings;       /* the descriptor is to become readable; of the thread alone */
     int32_t next;     /* desk that paged_service_ready() looks at first */
+    atomic_int cpu;   /* that the thread was last seen on; -1: not yet */
     int fd;
     sem_t wake;
     atomic_bool roused;
@@ -84,6 +94,16 @@ static void ring(paged_service *s) {
     if (!s->rings) return;
     s->rings = false;
     eventfd_write(s->fd, 1);
+}
+
+/* The lock, for a caller. Where the thread has it, it has it for microseconds, and is about to compute: to
+ * sleep for so little would cost both more. */
+static void enter(paged_service *s) {
+    for (int32_t i = 0; i < SPINS; i++) {
+        if (pthread_mutex_trylock(&s->lock) == 0) return;
+        paged__pause_core();
+    }
+    pthread_mutex_lock(&s->lock);
 }
 
 /* Until somebody rouses it or the time has come; the lock is free meanwhile. */
@@ -128,34 +148,48 @@ static void unlist(paged_service *s, desk *d) {
     hush(s);
 }
 
-/* Tells of what is new since the last time: readers that wait, else the event loop. */
+static void tell_of(paged_service *s, int32_t i) {
+    const paged__request *r = &s->engine->slots[i];
+    desk *d = &s->desks[i];
+    const progress now = {.id = r->id,
+                          .n_made = paged__n_made(r),
+                          .n_prompt_done = PAGED_MIN(r->n_cached, r->n_prompt),
+                          .ended = r->state == PAGED__FINISHED};
+    const bool is_new = now.id != d->told.id || now.n_made > d->told.n_made ||
+                        now.n_prompt_done > d->told.n_prompt_done || now.ended != d->told.ended;
+    d->told = now;
+    if (!is_new || !now.id || d->released || !paged__request_has_news(r)) return;
+    if (d->n_readers)
+        pthread_cond_broadcast(&d->news);
+    else
+        list(s, d);
+}
+
+/* Of what is new since the last time: readers that wait, else the event loop. */
 static void tell(paged_service *s) {
-    for (int32_t i = 0; i < s->engine->n_slots; i++) {
-        const paged__request *r = &s->engine->slots[i];
-        desk *d = &s->desks[i];
-        const progress now = {.id = r->id,
-                              .n_made = paged__n_made(r),
-                              .n_prompt_done = PAGED_MIN(r->n_cached, r->n_prompt),
-                              .ended = r->state == PAGED__FINISHED};
-        const bool is_new = now.id != d->told.id || now.n_made > d->told.n_made ||
-                            now.n_prompt_done > d->told.n_prompt_done || now.ended != d->told.ended;
-        d->told = now;
-        if (!is_new || !now.id || d->released || !paged__request_has_news(r)) continue;
-        if (d->n_readers)
-            pthread_cond_broadcast(&d->news);
-        else
-            list(s, d);
-    }
+    for (int32_t i = 0; i < s->n_used; i++) tell_of(s, i);
+    while (s->n_used > 0 && s->engine->slots[s->n_used - 1].id == 0) s->n_used--;
 }
 
 /* ---- the thread ---- */
 
 static void clear_released(paged_service *s) {
-    for (int32_t i = 0; i < s->engine->n_slots; i++) {
+    for (int32_t i = 0; i < s->n_used && s->n_released > 0; i++) {
         if (!s->desks[i].released) continue;
         s->desks[i].released = false;
+        s->n_released--;
         paged__request_clear(s->engine, &s->engine->slots[i]);
     }
+}
+
+/* Tokens go out while the next step is prepared, which one core does: the event loop has the other. */
+static void tell_early(paged_service *s) {
+    atomic_store_explicit(&s->cpu, sched_getcpu(), memory_order_relaxed);
+    tell(s);
+    if (!s->rings) return;
+    pthread_mutex_unlock(&s->lock);
+    ring(s);
+    pthread_mutex_lock(&s->lock);
 }
 
 static void compute(paged_service *s) {
@@ -169,6 +203,7 @@ static void compute(paged_service *s) {
     if (status) paged__log(PAGED_LOG_ERROR, "%s", err.message);
     paged__step_end(s->engine, status);
     clear_released(s);
+    tell_early(s);
     if (s->n_calls) pthread_cond_broadcast(&s->computed);
     while (s->n_calls) pthread_cond_wait(&s->called, &s->lock);
 }
@@ -275,6 +310,7 @@ paged_status paged__service_create(const paged_model *model, const paged_service
     paged_service *s = paged__calloc(1, sizeof *s);
     if (!s) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a service");
     s->fd = -1;
+    atomic_init(&s->cpu, -1);
     init_cond(&s->computed);
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->called, NULL);
@@ -308,8 +344,10 @@ void paged_service_free(paged_service *s) {
 paged_status paged_service_submit(paged_service *s, const paged_request *request, uint64_t *id,
                                   paged_error *err) {
     if (!s) return paged__fail(err, PAGED_ERR_INVALID_ARG, "service is NULL");
-    pthread_mutex_lock(&s->lock);
+    enter(s);
     const paged_status status = paged_engine_submit(s->engine, request, id, err);
+    for (int32_t i = s->n_used; i < s->engine->n_slots; i++)
+        if (s->engine->slots[i].id) s->n_used = i + 1;
     pthread_mutex_unlock(&s->lock);
     if (!status) rouse(s);
     return status;
@@ -336,7 +374,7 @@ static paged__request *wait_for_news(paged_service *s, uint64_t id, int32_t time
 }
 
 paged_status paged_service_read(paged_service *s, uint64_t id, int32_t timeout_ms, paged_output *out) {
-    pthread_mutex_lock(&s->lock);
+    enter(s);
     const paged__request *r = wait_for_news(s, id, timeout_ms);
     const bool was_parked = r && paged__request_is_parked(s->engine, r);
     const paged_status status = r ? paged_engine_read(s->engine, id, out) : PAGED_ERR_NOT_FOUND;
@@ -348,7 +386,7 @@ paged_status paged_service_read(paged_service *s, uint64_t id, int32_t timeout_m
 
 paged_status paged_service_prompt_logprobs(paged_service *s, uint64_t id, const float **logprobs,
                                            const int32_t **top1, int32_t *n) {
-    pthread_mutex_lock(&s->lock);
+    enter(s);
     const paged_status status =
         find(s, id) ? paged_engine_prompt_logprobs(s->engine, id, logprobs, top1, n) : PAGED_ERR_NOT_FOUND;
     pthread_mutex_unlock(&s->lock);
@@ -363,17 +401,19 @@ void paged_service_cancel(paged_service *s, uint64_t id) {
 }
 
 paged_status paged_service_release(paged_service *s, uint64_t id) {
-    pthread_mutex_lock(&s->lock);
+    enter(s);
     paged__request *r = find(s, id);
     if (r) {
         desk *d = desk_of(s, r);
         unlist(s, d);
         pthread_cond_broadcast(&d->news);
         d->n_readers = 0;
-        if (s->computing && r->state == PAGED__RUNNING)
+        if (s->computing && r->state == PAGED__RUNNING) {
             d->released = true;
-        else
+            s->n_released++;
+        } else {
             paged__request_clear(s->engine, r);
+        }
     }
     pthread_mutex_unlock(&s->lock);
     rouse(s);
@@ -384,13 +424,17 @@ int paged_service_fd(const paged_service *s) {
     return s->fd;
 }
 
+int32_t paged_service_cpu(const paged_service *s) {
+    return atomic_load_explicit(&s->cpu, memory_order_relaxed);
+}
+
 int32_t paged_service_ready(paged_service *s, uint64_t *ids, int32_t capacity) {
     int32_t n = 0;
-    pthread_mutex_lock(&s->lock);
+    enter(s);
     /* It begins behind the last one, so that a small capacity passes nobody over. */
-    for (int32_t i = 0; i < s->engine->n_slots && n < capacity && s->n_listed > 0; i++) {
-        const int32_t slot = s->next;
-        s->next = (s->next + 1) % s->engine->n_slots;
+    for (int32_t i = 0; i < s->n_used && n < capacity && s->n_listed > 0; i++) {
+        const int32_t slot = s->next < s->n_used ? s->next : 0;
+        s->next = slot + 1;
         if (!s->desks[slot].listed) continue;
         ids[n++] = s->engine->slots[slot].id;
         s->desks[slot].listed = false;
@@ -405,7 +449,7 @@ bool paged_service_call_within(paged_service *s, int32_t timeout_ms, void (*fn)(
                                void *user) {
     const struct timespec end =
         at(paged__now_ns() + (uint64_t)PAGED_MAX(timeout_ms, 0) * (uint64_t)NS_PER_MS);
-    pthread_mutex_lock(&s->lock);
+    enter(s);
     s->n_calls++;
     for (int why = 0; s->computing && !why;)
         why = timeout_ms < 0 ? pthread_cond_wait(&s->computed, &s->lock)

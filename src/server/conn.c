@@ -48,6 +48,7 @@ void paged__conn_free(paged__conn *c) {
     event_free(c->timer);
     bufferevent_free(c->bev);
     paged__http_reset(&c->http);
+    paged__buffer_free(&c->out);
     paged__free(c);
 }
 
@@ -61,7 +62,15 @@ static void linger(paged__conn *c) {
 }
 
 static size_t backlog(const paged__conn *c) {
-    return evbuffer_get_length(bufferevent_get_output(c->bev));
+    return evbuffer_get_length(bufferevent_get_output(c->bev)) + c->out.len;
+}
+
+static void set_slow(paged__conn *c, bool slow) {
+    c->is_slow = slow;
+    if (slow)
+        bufferevent_enable(c->bev, EV_WRITE);
+    else
+        bufferevent_disable(c->bev, EV_WRITE);
 }
 
 static void on_read(struct bufferevent *bev, void *user) {
@@ -75,7 +84,8 @@ static void on_read(struct bufferevent *bev, void *user) {
 /* Output is scarce again: to libevent, and to paged__conn_flush_all. */
 static void on_write(struct bufferevent *bev, void *user) {
     paged__conn *c = user;
-    if (backlog(c) == 0) bufferevent_disable(bev, EV_WRITE); /* what comes is written by flush again */
+    (void)bev;
+    if (c->is_slow && backlog(c) == 0) set_slow(c, false); /* what comes is written by flush again */
     if (c->state == PAGED__CONN_ANSWERING && c->on_room)
         c->on_room(c);
     else if (c->state == PAGED__CONN_READING)
@@ -88,16 +98,19 @@ static void on_write(struct bufferevent *bev, void *user) {
 /* What was put into the output goes out when all that happens now is over: an answer in one piece, and the
  * tokens of a step in one. libevent would ask the kernel for a turn first, three calls for each write, which
  * is as much as all the rest. It gets what the socket does not take. */
-static void on_output(struct evbuffer *output, const struct evbuffer_cb_info *info, void *user) {
-    paged__conn *c = user;
+static void flush_later(paged__conn *c) {
     paged__server *s = c->server;
-    (void)output;
-    if (info->n_added == 0 || c->is_unflushed || (bufferevent_get_enabled(c->bev) & EV_WRITE)) return;
-    if (!s->unflushed) event_active(s->flush_event, EV_WRITE, 0);
+    if (c->is_unflushed || c->is_slow) return;
+    if (!s->unflushed && !s->reads_news) event_active(s->flush_event, EV_WRITE, 0);
     c->is_unflushed = true;
     c->next_unflushed = NULL;
     paged__conn **at = s->unflushed ? &s->last_unflushed->next_unflushed : &s->unflushed;
     *at = s->last_unflushed = c;
+}
+
+static void on_output(struct evbuffer *output, const struct evbuffer_cb_info *info, void *user) {
+    (void)output;
+    if (info->n_added > 0) flush_later(user);
 }
 
 static void forget_output(paged__conn *c) {
@@ -110,15 +123,38 @@ static void forget_output(paged__conn *c) {
     c->is_unflushed = false;
 }
 
+/* `out` goes behind what is in the output: something else is to follow it, or the socket is full. */
+static void spill(paged__conn *c, size_t n_sent) {
+    const size_t n = c->out.len - n_sent;
+    c->out.len = 0;
+    if (n > 0) evbuffer_add(bufferevent_get_output(c->bev), c->out.data + n_sent, n);
+    if (c->out.capacity > OUTPUT_HIGH) paged__buffer_free(&c->out);
+}
+
+/* The way of a token: one call. An error comes again in libevent's own write. */
+static void send_out(paged__conn *c) {
+    const ssize_t n = send(c->fd, c->out.data, c->out.len, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const size_t n_sent = n > 0 ? (size_t)n : 0;
+    if (n_sent < c->out.len) set_slow(c, true);
+    spill(c, n_sent);
+}
+
+static void write_output(paged__conn *c) {
+    struct evbuffer *output = bufferevent_get_output(c->bev);
+    evbuffer_unfreeze(output, 1);
+    evbuffer_write(output, c->fd); /* as there */
+    evbuffer_freeze(output, 1);
+    if (backlog(c) > 0) set_slow(c, true);
+}
+
 void paged__conn_flush_all(paged__server *s) {
     while (s->unflushed) {
         paged__conn *c = s->unflushed;
-        struct evbuffer *output = bufferevent_get_output(c->bev);
         forget_output(c);
-        evbuffer_unfreeze(output, 1);
-        evbuffer_write(output, bufferevent_getfd(c->bev)); /* an error comes again in libevent's own write */
-        evbuffer_freeze(output, 1);
-        if (backlog(c) > 0) bufferevent_enable(c->bev, EV_WRITE);
+        if (c->out.len > 0)
+            send_out(c);
+        else
+            write_output(c);
         if (backlog(c) <= OUTPUT_LOW) on_write(c->bev, c);
     }
 }
@@ -156,7 +192,9 @@ static void on_timer(evutil_socket_t fd, short what, void *user) {
         c->state = PAGED__CONN_ANSWERING;
         paged__reply_error(c, 408, NULL, "timeout", "the request did not come in time");
     } else if (c->state == PAGED__CONN_ANSWERING) {
-        if (c->on_tick) c->on_tick(c);
+        /* Setting the timer for each token would cost more than this look. */
+        if (!c->has_spoken && c->on_tick) c->on_tick(c);
+        c->has_spoken = false;
         arm(c, TICK_MS);
     } else {
         paged__conn_free(c);
@@ -173,6 +211,7 @@ void paged__conn_open(paged__server *server, int fd, const char *peer) {
         return;
     }
     c->server = server;
+    c->fd = fd;
     c->http.body_max = server->config.body_max;
     snprintf(c->peer, sizeof c->peer, "%s", peer);
     c->bev = bufferevent_socket_new(server->base, fd, BEV_OPT_CLOSE_ON_FREE);
@@ -191,7 +230,7 @@ void paged__conn_open(paged__server *server, int fd, const char *peer) {
     bufferevent_setwatermark(c->bev, EV_READ, 0, INPUT_MAX);
     bufferevent_setwatermark(c->bev, EV_WRITE, OUTPUT_LOW, 0);
     bufferevent_set_timeouts(c->bev, NULL, &write_time);
-    bufferevent_disable(c->bev, EV_WRITE);
+    set_slow(c, false);
     evbuffer_add_cb(bufferevent_get_output(c->bev), on_output, c);
     paged__server_remember(server, c);
     arm(c, server->config.head_timeout_ms);
@@ -308,6 +347,7 @@ const char *paged__error_type(int status) {
 static void send_head(paged__conn *c, int status, const char *type, const char *headers, int64_t length) {
     struct evbuffer *out = bufferevent_get_output(c->bev);
     char date[40];
+    spill(c, 0);
     const time_t now = time(NULL);
     struct tm tm;
     strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", gmtime_r(&now, &tm));
@@ -338,6 +378,8 @@ const char *paged__allow_header(const char *methods, char *out, size_t capacity)
 
 static void end_answer(paged__conn *c) {
     paged__server_log(c->server, c);
+    spill(c, 0);
+    paged__buffer_free(&c->out);
     c->work = NULL;
     c->on_room = c->on_gone = c->on_tick = NULL;
     const bool keep = c->http.keep_alive && !c->server->draining;
@@ -402,18 +444,40 @@ void paged__stream_begin(paged__conn *c, const char *type) {
     send_head(c, 200, type, "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n", -1);
 }
 
+/* The size of a chunk and CRLF, in out; its length. */
+static size_t chunk_head(size_t n, char out[2 * sizeof n + 2]) {
+    static const char digits[] = "0123456789abcdef";
+    size_t len = 0;
+    int shift = 0;
+    while (n >> shift > 15) shift += 4;
+    for (; shift >= 0; shift -= 4) out[len++] = digits[n >> shift & 15];
+    out[len++] = '\r';
+    out[len++] = '\n';
+    return len;
+}
+
+static void put(paged__conn *c, const char *data, size_t size_bytes) {
+    struct evbuffer *output = bufferevent_get_output(c->bev);
+    if (!c->is_slow && evbuffer_get_length(output) == 0 && paged__buffer_append(&c->out, data, size_bytes)) {
+        flush_later(c);
+        return;
+    }
+    spill(c, 0);
+    evbuffer_add(output, data, size_bytes);
+}
+
 void paged__stream_write(paged__conn *c, const char *data, size_t size_bytes) {
-    struct evbuffer *out = bufferevent_get_output(c->bev);
+    char head[2 * sizeof size_bytes + 2];
     if (size_bytes == 0 || c->head_only) return;
-    if (c->is_chunked) evbuffer_add_printf(out, "%zx\r\n", size_bytes);
-    evbuffer_add(out, data, size_bytes);
-    if (c->is_chunked) evbuffer_add(out, "\r\n", 2);
+    if (c->is_chunked) put(c, head, chunk_head(size_bytes, head));
+    put(c, data, size_bytes);
+    if (c->is_chunked) put(c, "\r\n", 2);
     c->n_sent += size_bytes;
-    arm(c, TICK_MS);
+    c->has_spoken = true;
 }
 
 void paged__stream_end(paged__conn *c) {
-    if (c->is_chunked && !c->head_only) bufferevent_write(c->bev, "0\r\n\r\n", 5);
+    if (c->is_chunked && !c->head_only) put(c, "0\r\n\r\n", 5);
     end_answer(c);
 }
 

@@ -41,8 +41,12 @@ struct paged__conn {
     char peer[64];
     bool in_input; /* serve_input is at work: what it calls must not call it again */
     bool sent_continue;
+    int fd;       /* of bev */
+    bool is_slow; /* the socket was full: libevent writes when it is not (EV_WRITE) */
     bool is_unflushed;
     paged__conn *next_unflushed;
+    paged__buffer out; /* of a stream, behind an output that is empty: goes to the socket without libevent */
+    bool has_spoken;   /* as a stream, since the timer was set */
 
     /* the request at hand */
     char request_id[64];
@@ -64,7 +68,7 @@ struct paged__conn {
 void paged__conn_open(paged__server *server, int fd, const char *peer);
 void paged__conn_free(paged__conn *conn); /* with on_gone if an answer is under way */
 
-/* Writes what was put into outputs; the server's flush_event calls it. */
+/* Writes what was put into outputs; the server's flush_event calls it, and whoever reads news. */
 void paged__conn_flush_all(paged__server *server);
 
 /* An idle or an endless one is freed, the others end with their answer. */

@@ -28,6 +28,7 @@ typedef struct paged__running {
     int64_t text_offset;
     uint64_t last_ns; /* of its newest token */
     paged__openai_answer answer;
+    paged__buffer plain; /* of a stream: what a chunk of nothing but text begins with */
 } paged__running;
 
 struct generation {
@@ -81,6 +82,7 @@ static void free_generation(generation *g) {
     for (int32_t i = 0; g->answers && i < g->n_answers; i++) {
         release(&g->answers[i]);
         paged__openai_answer_free(&g->answers[i].answer);
+        paged__buffer_free(&g->answers[i].plain);
     }
     paged__free(g->answers);
     paged__openai_free(&g->request);
@@ -138,7 +140,23 @@ static bool begin_chunk(generation *g) {
     return ok;
 }
 
-/* One chunk of one choice. Written by hand: it is what there is once a token. finish NULL: not yet. */
+/* Text and nothing else: what there is once a token, so the rest is made once. */
+static void send_text(generation *g, paged__running *a, const char *text, size_t len) {
+    static const char end[] = ",\"logprobs\":null,\"finish_reason\":null}]}\n\n";
+    const char *chat_end = g->request.is_chat ? "}" : "";
+    paged__buffer *e = &g->event;
+    bool ok = true;
+    if (a->plain.len == 0)
+        ok = paged__buffer_append(&a->plain, g->head.data, g->head.len) &&
+             paged__buffer_printf(&a->plain, "{\"index\":%d,%s:", a->index,
+                                  g->request.is_chat ? "\"delta\":{\"content\"" : "\"text\"");
+    e->len = 0;
+    ok = ok && paged__buffer_append(e, a->plain.data, a->plain.len) && paged__buffer_json(e, text, len) &&
+         paged__buffer_append(e, chat_end, strlen(chat_end)) && paged__buffer_append(e, end, sizeof end - 1);
+    if (ok) paged__stream_write(g->conn, e->data, e->len);
+}
+
+/* One chunk of one choice. finish NULL: not yet. */
 static void send_chunk(generation *g, paged__running *a, const char *text, size_t len, int32_t n_tokens,
                        bool with_role, const char *finish) {
     paged__buffer *e = &g->event;
@@ -186,8 +204,10 @@ static void stream_news(generation *g, paged__running *a, const paged_output *ou
     const bool silent = wants_prompt_only(g);
     if (out->text_len == 0 && out->n_tokens == 0 && out->finish == PAGED_FINISH_NONE) return;
     begin_choice(g, a);
-    if (!silent && (out->text_len > 0 || (out->n_tokens > 0 && g->request.request.logprobs)))
+    if (!silent && out->n_tokens > 0 && g->request.request.logprobs)
         send_chunk(g, a, out->text, out->text_len, out->n_tokens, false, NULL);
+    else if (!silent && out->text_len > 0)
+        send_text(g, a, out->text, out->text_len);
     if (out->finish == PAGED_FINISH_STOP || out->finish == PAGED_FINISH_LENGTH)
         send_chunk(g, a, "", 0, 0, false, silent ? "length" : paged__openai_finish(out->finish));
 }
@@ -365,6 +385,7 @@ void paged__generate_news(paged__server *s) {
     uint64_t ids[BATCH];
     int32_t n;
     s->n_news_tokens = 0;
+    s->reads_news = true;
     do {
         n = paged_service_ready(s->service, ids, BATCH);
         s->news_ns = paged__now_ns();
@@ -374,6 +395,8 @@ void paged__generate_news(paged__server *s) {
             if (a) take_news(a);
         }
     } while (n == BATCH);
+    paged__conn_flush_all(s);
+    s->reads_news = false;
     paged__metrics_step(s->metrics, s->n_news_tokens);
 }
 

@@ -6,6 +6,7 @@
 #include <event2/listener.h>
 #include <fcntl.h>
 #include <netdb.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/random.h>
@@ -142,9 +143,20 @@ static void on_signal(evutil_socket_t fd, short what, void *user) {
 
 /* ---- the model ---- */
 
+/* The scheduler wakes the loop where it was, also where the engine's thread is busy and another core is not.
+ */
+static void keep_off(paged__server *s, int cpu) {
+    cpu_set_t others = s->cpus;
+    if (cpu < 0 || sched_getcpu() != cpu) return;
+    CPU_CLR((size_t)cpu, &others);
+    if (CPU_COUNT(&others) > 0) sched_setaffinity(0, sizeof others, &others);
+}
+
 static void on_service(evutil_socket_t fd, short what, void *user) {
+    paged__server *s = user;
     (void)fd, (void)what;
-    paged__generate_news(user);
+    paged__generate_news(s);
+    keep_off(s, paged_service_cpu(s->service));
 }
 
 typedef struct facts {
@@ -336,6 +348,7 @@ fail:
 }
 
 bool paged__server_run(paged__server *s) {
+    if (sched_getaffinity(0, sizeof s->cpus, &s->cpus) != 0) CPU_ZERO(&s->cpus);
     event_base_dispatch(s->base);
     return !s->failed;
 }

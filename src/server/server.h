@@ -14,6 +14,7 @@
 #ifndef PAGED_SERVER_SERVER_H
 #define PAGED_SERVER_SERVER_H
 
+#include <sched.h>
 #include <stdio.h>
 
 #include "paged/service.h"
@@ -54,7 +55,9 @@ struct paged__server {
     paged__conn *conns;
     int32_t n_conns;
     paged__conn *unflushed, *last_unflushed; /* their output waits for flush_event */
+    bool reads_news;                         /* whose end it waits for instead */
     bool draining, failed;
+    cpu_set_t cpus;            /* that the loop may use; none: not known */
     uint64_t boot, n_requests; /* for ids */
     int64_t started;           /* seconds since 1970 */
 

@@ -474,8 +474,10 @@ static void ready_list(void) {
     paged_service *s = make(c);
     CHECK(!readable(s, 0));
     CHECK_EQ(paged_service_ready(s, ready, 8), 0);
+    CHECK_EQ(paged_service_cpu(s), -1);
     for (int i = 0; i < 3; i++) ids[i] = submit(s, r[i].want);
     wait_for(s, three_are_parked);
+    CHECK(paged_service_cpu(s) >= 0 && paged_service_cpu(s) < sysconf(_SC_NPROCESSORS_CONF));
     CHECK(readable(s, 0));
     CHECK_EQ(paged_service_ready(s, ready, 2), 2); /* room for two: the third one is next */
     CHECK(readable(s, 0));

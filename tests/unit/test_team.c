@@ -176,6 +176,49 @@ static void pinned_threads_stay(void) {
     paged__team_free(team);
 }
 
+/* The second thread, sent to the first one's CPU at the end of a run, is elsewhere when the next one begins,
+ * and may still go where it likes. */
+typedef struct meeting {
+    paged__team *team;
+    int32_t at[2];
+    cpu_set_t allowed;
+} meeting;
+
+static void go_where_the_first_is(void *user, int32_t ith, int32_t nth) {
+    meeting *m = user;
+    (void)nth;
+    m->at[ith] = sched_getcpu();
+    paged__team_barrier(m->team);
+    if (ith == 0) return;
+    cpu_set_t first, mine;
+    sched_getaffinity(0, sizeof mine, &mine);
+    CHECK(CPU_EQUAL(&mine, &m->allowed));
+    CPU_ZERO(&first);
+    CPU_SET((size_t)m->at[0], &first);
+    sched_setaffinity(0, sizeof first, &first);
+    sched_setaffinity(0, sizeof mine, &mine);
+}
+
+static void two_part(void) {
+    meeting m;
+    cpu_set_t here;
+    int32_t n_apart = 0;
+    sched_getaffinity(0, sizeof m.allowed, &m.allowed);
+    if (CPU_COUNT(&m.allowed) < 2) return;
+    m.team = make(2);
+    CPU_ZERO(&here);
+    CPU_SET((size_t)sched_getcpu(), &here);
+    sched_setaffinity(0, sizeof here, &here); /* so that only the second one can part */
+    for (int32_t i = 0; i < 20; i++) {
+        paged__team_run(m.team, go_where_the_first_is, &m);
+        n_apart += i > 0 && m.at[0] != m.at[1];
+        usleep(30000); /* it is moved once in twenty milliseconds */
+    }
+    sched_setaffinity(0, sizeof m.allowed, &m.allowed);
+    paged__team_free(m.team);
+    CHECK(n_apart >= 10); /* all, as a rule; but others may use the machine */
+}
+
 static int32_t n_until_failure;
 
 static void *failing_alloc(void *user, size_t size_bytes, size_t align) {
@@ -215,5 +258,6 @@ static void create_refuses(void) {
     X(more_threads_than_cores)                                                                               \
     X(signals_are_for_the_program)                                                                           \
     X(pinned_threads_stay)                                                                                   \
+    X(two_part)                                                                                              \
     X(create_refuses)
 TEST_MAIN(TESTS)
