@@ -176,10 +176,11 @@ static void derive(paged_attn *attn) {
     attn->scale_log2 = (float)(c->scale * LOG2_E);
     attn->softcap_log2 = (float)(c->softcap * LOG2_E);
     attn->group = c->n_heads / c->n_kv_heads;
-    int32_t most = PAGED_MAX(PAGED__UNIT_ROWS / attn->group, 1); /* queries, of one head or of several */
-    attn->q_tile = PAGED_MIN(most, c->max_q);
-    attn->heads_max = PAGED_MIN(most, c->n_kv_heads);
-    attn->rows_max = (int32_t)PAGED_MIN(most, (int64_t)c->max_q * c->n_kv_heads) * attn->group;
+    int32_t of_heads = PAGED_MAX(PAGED__UNIT_ROWS / attn->group, 1); /* queries, of several heads */
+    attn->q_tile = PAGED_MIN(PAGED_MAX(PAGED__TILE_ROWS / attn->group, 1), c->max_q);
+    attn->heads_max = PAGED_MIN(of_heads, c->n_kv_heads);
+    of_heads = (int32_t)PAGED_MIN(of_heads, (int64_t)c->max_q * c->n_kv_heads);
+    attn->rows_max = PAGED_MAX(attn->q_tile, of_heads) * attn->group;
     attn->rows_cut =
         PAGED_MIN(PAGED_MAX(PAGED__CUT_ROWS / c->n_kv_heads, attn->group), attn->q_tile * attn->group);
     attn->n_splits_max = (c->max_k + PAGED_ATTN_SPLIT - 1) / PAGED_ATTN_SPLIT;
@@ -389,8 +390,9 @@ static void add_seq(paged_attn *attn, const paged_batch *batch, int32_t seq, int
                     int32_t shared_q) {
     int32_t q_begin = batch->cu_seqlens_q[seq], n_q = batch->cu_seqlens_q[seq + 1] - q_begin;
     int32_t n_keys = batch->tables.seqlens_k[seq];
-    for (int32_t i = 0; i < n_q; i += attn->q_tile) {
-        int32_t n = PAGED_MIN(attn->q_tile, n_q - i), first_keys = n_keys - n_q + i + 1;
+    for (int32_t i = 0, n; i < n_q; i += n) {
+        n = paged__next_rows(n_q - i, attn->q_tile);
+        int32_t first_keys = n_keys - n_q + i + 1;
         add_entry(attn, (paged__entry){
                             .seq = seq,
                             .q_first = q_begin + i,

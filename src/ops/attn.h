@@ -3,7 +3,8 @@
  *
  * Work is a line of entries: a few query rows of one sequence, up to `q_tile` queries with all query heads
  * of a group, for every KV head. Their tokens are walked split by split. An item is what can be given to a
- * thread: all splits of a KV head, or, in entries of few rows (decode), which may be cut, one split of one.
+ * thread: all splits of a KV head, of all rows or, where these are many, of an eighth of them; or, in entries
+ * of few rows (decode), which may be cut, one split of a head.
  *
  *     entry 0: seq 0, queries 0…20   entry 1: seq 1, one query             entry 2: …
  *     |h0 s0…s1|h1 s0…s1|h2 s0…s1|   |s0 h0|s0 h1|s0 h2|s1 h0|s1 h1|s1 h2|
@@ -37,9 +38,11 @@
 #include "ops/tables.h"
 
 enum {
-    PAGED__UNIT_ROWS = 96, /* rows that a thread aims to have at work, of one KV head or of several */
-    PAGED__CUT_ROWS = 64,  /* entries of up to so many rows of all heads, or of one query, may be cut */
-    PAGED__STATE_TAIL = 16 /* floats behind o in a state: m, l, padding */
+    PAGED__UNIT_ROWS = 96,  /* rows that a thread aims to have at work, of several KV heads */
+    PAGED__TILE_ROWS = 192, /* the same of one: more share what is read of the cache, fewer stay in L2 */
+    PAGED__ROW_PARTS = 8,   /* of an entry of at least PAGED__UNIT_ROWS rows, between which it may be cut */
+    PAGED__CUT_ROWS = 64,   /* entries of up to so many rows of all heads, or of one query, may be cut */
+    PAGED__STATE_TAIL = 16  /* floats behind o in a state: m, l, padding */
 };
 
 typedef struct paged__entry {
@@ -55,8 +58,8 @@ typedef struct paged__entry {
     bool is_prefix;       /* cascade: the common splits of several sequences, seen by all rows */
 } paged__entry;
 
-/* A place on the line: before an item of an entry. Item: the KV head, or split * n_kv_heads + KV head, with
- * splits counted from split_first. */
+/* A place on the line: before an item of an entry. Item: the KV head; or KV head * PAGED__ROW_PARTS + part of
+ * the rows; or split * n_kv_heads + KV head, with splits counted from split_first. */
 typedef struct paged__cut {
     int32_t entry, item;
 } paged__cut;
@@ -130,8 +133,20 @@ static inline bool paged__entry_can_cut(const paged_attn *attn, const paged__ent
     return entry->n_splits > 1 && (entry->shared_q >= 0 || entry->n_rows <= attn->rows_cut);
 }
 
+/* Whether the items of the entry are parts of the rows of a head. */
+static inline bool paged__entry_has_parts(const paged_attn *attn, const paged__entry *entry) {
+    return entry->shared_q < 0 && !paged__entry_can_cut(attn, entry) && entry->n_rows >= PAGED__UNIT_ROWS &&
+           entry->n_rows / attn->group >= PAGED__ROW_PARTS;
+}
+
+/* Items of a KV head. */
+static inline int32_t paged__entry_parts(const paged_attn *attn, const paged__entry *entry) {
+    if (paged__entry_can_cut(attn, entry)) return entry->n_splits;
+    return paged__entry_has_parts(attn, entry) ? PAGED__ROW_PARTS : 1;
+}
+
 static inline int32_t paged__entry_items(const paged_attn *attn, const paged__entry *entry) {
-    return attn->config.n_kv_heads * (paged__entry_can_cut(attn, entry) ? entry->n_splits : 1);
+    return attn->config.n_kv_heads * paged__entry_parts(attn, entry);
 }
 
 /* Row r of the entry sees the keys paged__row_first … paged__row_keys - 1. */

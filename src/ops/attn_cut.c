@@ -21,7 +21,7 @@ paged__cut paged__cut_at(const paged_attn *attn, int32_t b, int32_t nth) {
     int64_t n_heads = attn->config.n_kv_heads, cost = attn->cost / nth * b + attn->cost % nth * b / nth;
     int32_t index = find_entry(attn, cost);
     const paged__entry *entry = &attn->entries[index];
-    int64_t all = entry->cost * n_heads, n_parts = paged__entry_can_cut(attn, entry) ? entry->n_splits : 1;
+    int64_t all = entry->cost * n_heads, n_parts = paged__entry_parts(attn, entry);
     /* To the nearest item. */
     int64_t parts = (cost - entry->cost_before) * n_parts;
     int64_t item = parts / all * n_heads + (parts % all * n_heads + all / 2) / all;

@@ -43,13 +43,21 @@ static double add_log2(double a, double b) {
     return high + log2(exp2(a - high) + exp2(b - high));
 }
 
+/* Where the result of row r of a KV head goes. */
+static float *out_of(const paged_attn *attn, const paged__entry *entry, int32_t kv_head, int32_t r,
+                     const paged_attn_io *io) {
+    int32_t dv = attn->config.head_dim_v;
+    int64_t q = entry->q_first + r / attn->group, head = kv_head * attn->group + r % attn->group;
+    int64_t stride = io->out_stride ? io->out_stride : (int64_t)attn->config.n_heads * dv;
+    return io->out + q * stride + head * dv;
+}
+
 /* Writes out and lse of row r of a KV head. A sink is one more score, without a value. */
 static void finish_row(const paged_attn *attn, const paged__entry *entry, int32_t kv_head, int32_t r,
                        float *state, const paged_attn_io *io) {
     int32_t n_heads = attn->config.n_heads, dv = attn->config.head_dim_v;
     int64_t q = entry->q_first + r / attn->group, head = kv_head * attn->group + r % attn->group;
-    int64_t stride = io->out_stride ? io->out_stride : (int64_t)n_heads * dv;
-    float *out = io->out + q * stride + head * dv;
+    float *out = out_of(attn, entry, kv_head, r, io);
     float l = paged__row_keys(attn, entry, r) > 0 ? *state_l(attn, state) : 0;
     double m = *state_m(attn, state), sink = io->sinks ? io->sinks[head] * LOG2_E : -INFINITY;
     if (l != 0)
@@ -157,32 +165,49 @@ static void set_next(paged__tiles *tiles, const paged__tiles *first, const paged
     memcpy(tiles->next_scale, first->scale, sizeof tiles->next_scale);
 }
 
+/* The first key that a row of the entry sees. */
+static int32_t first_key_of(const unit *u) {
+    return PAGED_MAX(paged__row_first(u->attn, u->entry, 0), u->entry->split_first * PAGED_ATTN_SPLIT);
+}
+
+/* What comes after the step of head h at t0: the next head, the next step, or, after the last one, likely the
+ * next KV head of the entry. False: not known. */
+static bool step_after(const unit *u, int32_t h, int32_t t0, int32_t first, paged__table *table,
+                       paged__attn_step *next) {
+    int32_t head = u->head + h + 1;
+    if (h + 1 == u->n_heads && t0 + PAGED_ATTN_STEP < u->entry->n_keys) {
+        head = u->head;
+        t0 += PAGED_ATTN_STEP;
+        first = 0; /* what rows see here reaches beyond the step */
+    } else if (h + 1 == u->n_heads) {
+        first = first_key_of(u);
+        t0 = first / PAGED_ATTN_STEP * PAGED_ATTN_STEP;
+    }
+    if (head >= u->attn->config.n_kv_heads) return false;
+    *table = paged__table_of(u->kv, &u->attn->tables, u->entry->seq, head);
+    *next = step_at(u, table, head, t0, first);
+    return true;
+}
+
 /* A step of which K and V have to be brought into another form: head by head, since there is room for one. */
 static void attend_brought(const unit *u, const split_run *run, const paged__scratch *scratch, int32_t t0,
                            int32_t first, paged__range rows) {
-    const paged_tables *tables = &u->attn->tables;
-    int32_t seq = u->entry->seq, t1 = t0 + PAGED_ATTN_STEP;
     for (int32_t h = 0; h < u->n_heads; h++) {
-        int32_t head = u->head + h, next_head = h + 1 < u->n_heads ? head + 1 : u->head;
-        paged__table table = paged__table_of(u->kv, tables, seq, head),
-                     next_table = paged__table_of(u->kv, tables, seq, next_head);
+        int32_t head = u->head + h;
+        paged__table table = paged__table_of(u->kv, &u->attn->tables, u->entry->seq, head), next_table;
         paged__attn_step at = step_at(u, &table, head, t0, first), next;
-        bool ends = next_head == u->head && t1 >= u->entry->n_keys;
-        if (next_head > head)
-            next = step_at(u, &next_table, next_head, t0, first);
-        else if (!ends)
-            next = step_at(u, &next_table, next_head, t1, 0); /* what rows see here reaches beyond the step */
+        bool follows = step_after(u, h, t0, first, &next_table, &next);
         paged__step *step = rows_of(u, run, scratch, h, rows);
         paged__tiles *k = &step->k, *v = &step->v;
         if (run->pack)
-            paged__tiles_pack(run->tiles, &at, ends ? NULL : &next, scratch, run->widen, k->at, v->at);
+            paged__tiles_pack(run->tiles, &at, follows ? &next : NULL, scratch, run->widen, k->at, v->at);
         else
             paged__tiles_widen(run->tiles, &at, scratch, k->at, v->at);
         set_next(k, k, k);
         set_next(v, v, v);
         k->next_lines = v->next_lines = 0;
         bool at_once = attends_at_once(u, run, rows);
-        if (at_once && !run->pack && !ends) {
+        if (at_once && !run->pack && follows) {
             paged__tiles_find(&next, k->next, v->next);
             set_lines(u, k, v);
         }
@@ -221,6 +246,9 @@ static void find_all(const unit *u, const paged__scratch *scratch, int32_t t0, i
         find_tiles(u, 0, t1, 0, &after[0], &v_after);
         after[1] = v_after;
         if (n > 1 && !at_once) find_tiles(u, 1, t1, 0, &after[1], &unused);
+    } else if (at_once && u->head + n < u->attn->config.n_kv_heads) { /* likely the next KV head of the entry */
+        int32_t key = first_key_of(u);
+        find_tiles(u, n, key / PAGED_ATTN_STEP * PAGED_ATTN_STEP, key, &after[0], &v_after);
     }
     for (int32_t i = 0; i < 2 * n && !at_once; i++)
         set_next(place(steps, n, i, after), place(steps, n, i + 1, after), place(steps, n, i + 2, after));
@@ -275,30 +303,32 @@ static paged__range rows_between(const unit *u, const paged__scratch *scratch, i
     return rows;
 }
 
-static void begin_states(const unit *u, const paged__scratch *scratch, paged__range rows, float *states) {
-    const paged_attn *attn = u->attn;
-    for (int32_t h = 0; h < u->n_heads; h++)
-        for (int32_t i = h * u->entry->n_rows + rows.first; i < h * u->entry->n_rows + rows.end; i++) {
-            memset(states + i * attn->state_floats, 0, (size_t)o_floats(attn) * sizeof(float));
-            memset(scratch->l + i * PAGED__L_LANES, 0, PAGED__L_LANES * sizeof(float));
-            *state_m(attn, states + i * attn->state_floats) = -INFINITY;
-        }
+static void begin_state(const paged_attn *attn, float *state) {
+    memset(state, 0, (size_t)o_floats(attn) * sizeof(float));
+    *state_m(attn, state) = -INFINITY;
+}
+
+static void begin_states(const unit *u, float *states) {
+    int64_t n = u->attn->state_floats, n_states = (int64_t)u->n_heads * u->entry->n_rows;
+    for (int64_t i = 0; i < n_states; i++) begin_state(u->attn, states + i * n);
 }
 
 static void end_states(const unit *u, const paged__scratch *scratch, paged__range rows, float *states) {
     const paged_attn *attn = u->attn;
     for (int32_t h = 0; h < u->n_heads; h++)
-        for (int32_t i = h * u->entry->n_rows + rows.first; i < h * u->entry->n_rows + rows.end; i++)
-            *state_l(attn, states + i * attn->state_floats) = sum_lanes(scratch->l + i * PAGED__L_LANES);
+        for (int32_t i = h * u->entry->n_rows + rows.first; i < h * u->entry->n_rows + rows.end; i++) {
+            float *lanes = scratch->l + i * PAGED__L_LANES;
+            *state_l(attn, states + i * attn->state_floats) = sum_lanes(lanes);
+            memset(lanes, 0, PAGED__L_LANES * sizeof(float));
+        }
 }
 
-/* The states of all rows that see a token of this split, and which of each head those are; others are left
- * alone. */
+/* The states of all rows that see a token of this split, which have begun, and which of each head those are;
+ * others are left alone. The lanes of the denominator are zero before and after. */
 static paged__range attend_split(const unit *u, const paged__scratch *scratch, int32_t split, float *states) {
     int32_t begin = split * PAGED_ATTN_SPLIT;
     paged__range all = rows_between(u, scratch, begin, begin + PAGED_ATTN_SPLIT);
     if (all.first == all.end) return all;
-    begin_states(u, scratch, all, states);
     split_run run = split_run_of(u, states);
     int32_t first = PAGED_MAX(scratch->first_key[all.first], begin),
             end = PAGED_MIN(scratch->n_keys[all.end - 1], begin + PAGED_ATTN_SPLIT);
@@ -345,27 +375,42 @@ static void load_queries(const unit *u, const paged__scratch *scratch, const pag
     }
 }
 
+/* Adds what a split gave to the rows that see a token of it, and begins their states anew while they are at
+ * hand in the cache. */
+static void fold_split(const unit *u, const paged__scratch *scratch, int32_t split, paged__range rows) {
+    const paged_attn *attn = u->attn;
+    int64_t n = attn->state_floats;
+    for (int32_t h = 0; h < u->n_heads; h++)
+        for (int32_t r = rows.first; r < rows.end; r++) {
+            int64_t i = (int64_t)h * u->entry->n_rows + r;
+            float *acc = scratch->acc + i * n, *cur = scratch->cur + i * n;
+            if (scratch->first_key[r] >= split * PAGED_ATTN_SPLIT) /* its window begins here */
+                memcpy(acc, cur, (size_t)n * sizeof(float));
+            else
+                merge_state(attn, acc, cur);
+            begin_state(attn, cur);
+        }
+}
+
 /* All splits, folded as they come. */
 static void run_whole(const unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
     int64_t n = attn->state_floats;
-    int32_t first = u->entry->split_first, n_rows = u->entry->n_rows;
+    int32_t first = u->entry->split_first, end = first + u->entry->n_splits, n_rows = u->entry->n_rows;
     load_queries(u, scratch, io);
+    begin_states(u, scratch->acc);
     attend_split(u, scratch, first, scratch->acc);
-    for (int32_t split = first + 1; split < first + u->entry->n_splits; split++) {
-        paged__range rows = attend_split(u, scratch, split, scratch->cur);
-        for (int32_t i = 0; i < u->n_heads * n_rows; i++) {
-            int32_t r = i % n_rows;
-            if (r < rows.first || r >= rows.end) continue;
-            if (scratch->first_key[r] >= split * PAGED_ATTN_SPLIT) /* its window begins here */
-                memcpy(scratch->acc + i * n, scratch->cur + i * n, (size_t)n * sizeof(float));
-            else
-                merge_state(attn, scratch->acc + i * n, scratch->cur + i * n);
-        }
-    }
+    if (end > first + 1) begin_states(u, scratch->cur);
+    for (int32_t split = first + 1; split < end; split++)
+        fold_split(u, scratch, split, attend_split(u, scratch, split, scratch->cur));
     for (int32_t h = 0; h < u->n_heads; h++)
-        for (int32_t r = 0; r < n_rows; r++)
+        for (int32_t r = 0; r < n_rows; r++) {
+            /* Rows lie far apart, and a store waits for its line. */
+            const float *ahead = out_of(attn, u->entry, u->head + h, PAGED_MIN(r + 8, n_rows - 1), io);
+            for (int32_t d = 0; d < attn->config.head_dim_v && n_rows > PAGED__FEW_ROWS; d += 16)
+                __builtin_prefetch(ahead + d, 1);
             finish_row(attn, u->entry, u->head + h, r, scratch->acc + (h * n_rows + r) * n, io);
+        }
 }
 
 /* Where the merge finds the states of a split, counted from the entry's first, and a head. `cut` is the first
@@ -383,6 +428,7 @@ static void run_split(const unit *u, const paged__scratch *scratch, int32_t spli
     int32_t n_rows = u->entry->n_rows;
     int64_t n = n_rows * attn->state_floats;
     load_queries(u, scratch, io);
+    begin_states(u, scratch->cur);
     attend_split(u, scratch, u->entry->split_first + split, scratch->cur);
     for (int32_t h = 0; h < u->n_heads; h++)
         memcpy(states_at(attn, u->entry, cut, split, u->head + h), scratch->cur + h * n,
@@ -393,6 +439,31 @@ static void run_split(const unit *u, const paged__scratch *scratch, int32_t spli
 static int32_t heads_at_once(const paged_attn *attn, const paged_kv *kv, const paged__entry *entry) {
     if (kv->k_head_stride > kv->block_stride) return 1;
     return PAGED_MIN(PAGED_MAX(PAGED__UNIT_ROWS / entry->n_rows, 1), attn->heads_max);
+}
+
+/* Parts first … end - 1 of the rows of an entry, as one of its own. */
+static paged__entry parts_of(const paged_attn *attn, const paged__entry *entry, int32_t first, int32_t end) {
+    int32_t n_q = entry->n_rows / attn->group, q0 = n_q * first / PAGED__ROW_PARTS,
+            q1 = n_q * end / PAGED__ROW_PARTS;
+    paged__entry part = *entry;
+    part.q_first += q0;
+    part.first_keys += q0;
+    part.n_rows = (q1 - q0) * attn->group;
+    part.n_keys = PAGED_MAX(paged__row_keys(attn, &part, part.n_rows - 1), 0);
+    part.n_splits = PAGED_MAX((part.n_keys + PAGED_ATTN_SPLIT - 1) / PAGED_ATTN_SPLIT - part.split_first, 1);
+    return part;
+}
+
+/* The items from … until - 1 of an entry whose items are parts of its rows. */
+static void run_parts(const paged_attn *attn, const paged_kv *kv, const paged__entry *entry, int32_t from,
+                      int32_t until, const paged_attn_io *io, int32_t ith) {
+    for (int32_t item = from, n; item < until; item += n) {
+        int32_t first = item % PAGED__ROW_PARTS;
+        n = PAGED_MIN(PAGED__ROW_PARTS - first, until - item);
+        paged__entry part = parts_of(attn, entry, first, first + n);
+        unit u = {.attn = attn, .kv = kv, .entry = &part, .head = item / PAGED__ROW_PARTS, .n_heads = 1};
+        run_whole(&u, &attn->scratch[ith], io);
+    }
 }
 
 /* The items from … until - 1 of an entry. */
@@ -453,7 +524,11 @@ void paged_attn_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *i
                 until = index == end.entry ? end.item : paged__entry_items(attn, entry);
         /* Cut ith goes through the entry, or cut ith + 1 does, as its first, or neither. */
         int32_t cut = from > 0 ? first_cut_of_entry(attn, ith, nth) : ith + 1;
-        if (from < until) run_items(attn, kv, entry, from, until, cut, io, ith);
+        if (from >= until) continue;
+        if (paged__entry_has_parts(attn, entry))
+            run_parts(attn, kv, entry, from, until, io, ith);
+        else
+            run_items(attn, kv, entry, from, until, cut, io, ith);
     }
 }
 

@@ -257,7 +257,7 @@ static void many_splits(void) {
     }
 }
 
-/* Prefill of 1100 tokens at once, in chunks of every size, and token by token. */
+/* Prefill of 1100 tokens at once, in chunks of every size, token by token, and by many threads. */
 static void chunks_of_a_prefill(void) {
     for (int32_t isa = 1; isa < N_ISAS; isa++) {
         if (!isa_use(isa)) continue;
@@ -278,6 +278,10 @@ static void chunks_of_a_prefill(void) {
             for (size_t i = 0; i < sizeof chunk_sizes / sizeof chunk_sizes[0]; i++) {
                 result r = run_chunked(&w, &p, chunk_sizes[i]);
                 must_equal(&w, &want, &r, "in chunks");
+            }
+            for (int32_t nth = 1; nth <= 64; nth = 3 * nth + 1) { /* cuts go between the rows of a head */
+                result r = run_all(&w, &p, nth);
+                must_equal(&w, &want, &r, "other threads");
             }
             result_free(&want);
             place_free(&p);
