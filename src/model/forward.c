@@ -31,14 +31,7 @@ static int64_t q_dim_of(const paged_model *m) {
     return (int64_t)m->hp.n_heads * m->hp.head_dim_k;
 }
 
-/* ---- norms; all sums are one chain in double ---- */
-
-static void rms_norm(const float *x, int32_t n, const float *weight, float eps, float *out) {
-    double sum = 0;
-    for (int32_t i = 0; i < n; i++) sum += (double)x[i] * (double)x[i];
-    const float scale = (float)(1.0 / sqrt(sum / n + (double)eps));
-    for (int32_t i = 0; i < n; i++) out[i] = x[i] * scale * weight[i];
-}
+/* ---- norms; sums in double ---- */
 
 static void layer_norm(const float *x, int32_t n, const paged__norm *norm, float eps, float *out) {
     double sum = 0, squares = 0;
@@ -56,20 +49,28 @@ static void normalise(const paged__lane *t, const float *x, const paged__norm *n
     if (t->model->arch->norm == PAGED__NORM_LAYER)
         layer_norm(x, hp->n_embd, norm, hp->norm_eps, out);
     else
-        rms_norm(x, hp->n_embd, norm->weight, hp->norm_eps, out);
+        paged__rms_norm(out, x, hp->n_embd, norm->weight, hp->norm_eps);
 }
 
 /* ---- rows ---- */
 
-/* cos and sin of all pairs at a position. In double: a position of six digits leaves an f32 angle no digit
- * for the turn. */
+/* cos and sin of all pairs at a position, as paged__turns has them. In double: a position of six digits
+ * leaves an f32 angle no digit for the turn. */
 static void make_turns(const paged__runner *r, int32_t which, int32_t row) {
     const int32_t half = r->model->hp.rope[which].n_rot / 2;
-    float *cs = r->turns[which] + (int64_t)row * 2 * half;
-    for (int32_t k = 0; k < half; k++, cs += 2) {
+    float *c = r->turns[which] + (int64_t)row * r->turns_dim[which], *s = c + r->turns_dim[which] / 2;
+    for (int32_t k = 0; k < half; k++) {
         const double angle = (double)r->step->positions[row] * r->inv_freq[which][k];
-        cs[0] = (float)(cos(angle) * r->magnitude[which]);
-        cs[1] = (float)(sin(angle) * r->magnitude[which]);
+        const float cos_k = (float)(cos(angle) * r->magnitude[which]),
+                    sin_k = (float)(sin(angle) * r->magnitude[which]);
+        if (r->model->arch->rope == PAGED__ROPE_PAIRS) {
+            c[2 * k] = c[2 * k + 1] = cos_k;
+            s[2 * k] = -sin_k;
+            s[2 * k + 1] = sin_k;
+        } else {
+            c[k] = cos_k;
+            s[k] = sin_k;
+        }
     }
 }
 
@@ -293,66 +294,22 @@ void paged__add_hidden(paged__lane *t, const paged__layer *l) {
 
 /* ---- attention ---- */
 
-typedef float quad __attribute__((vector_size(16)));
-
-static quad load(const float *x) {
-    quad v;
-    memcpy(&v, x, sizeof v);
-    return v;
-}
-
-static void store(float *x, quad v) {
-    memcpy(x, &v, sizeof v);
-}
-
-/* The pair a, b by the angle of cs [cos, sin]. */
-static void turn_pair(float *a, float *b, const float *cs) {
-    const float x = *a, y = *b;
-    *a = x * cs[0] - y * cs[1];
-    *b = x * cs[1] + y * cs[0];
-}
-
-/* A head: turns its first n_rot elements. cs [n_rot / 2][cos, sin]; pairs are neighbours, … */
-static void turn_neighbours(float *x, int32_t n_rot, const float *cs) {
-    const quad sign = {-1, 1, -1, 1};
-    int32_t i = 0;
-    for (; i + 4 <= n_rot; i += 4) {
-        const quad v = load(x + i), t = load(cs + i);
-        const quad c = __builtin_shufflevector(t, t, 0, 0, 2, 2),
-                   s = __builtin_shufflevector(t, t, 1, 1, 3, 3);
-        store(x + i, v * c + __builtin_shufflevector(v, v, 1, 0, 3, 2) * (s * sign));
-    }
-    if (i < n_rot) turn_pair(x + i, x + i + 1, cs + i);
-}
-
-/* … or an element and that half of n_rot behind it. */
-static void turn_halves(float *x, int32_t n_rot, const float *cs) {
-    const int32_t half = n_rot / 2;
-    int32_t i = 0;
-    for (; i + 4 <= half; i += 4) {
-        const quad a = load(x + i), b = load(x + half + i), t = load(cs + 2 * i), u = load(cs + 2 * i + 4);
-        const quad c = __builtin_shufflevector(t, u, 0, 2, 4, 6),
-                   s = __builtin_shufflevector(t, u, 1, 3, 5, 7);
-        store(x + i, a * c - b * s);
-        store(x + half + i, a * s + b * c);
-    }
-    for (; i < half; i++) turn_pair(x + i, x + half + i, cs + 2 * i);
-}
-
 /* x [n_heads, head_dim_k] of the token in row i: norm [head_dim_k] or NULL, then RoPE. */
 static void prepare_heads(const paged__lane *t, const paged__layer *l, int32_t i, float *x, int32_t n_heads,
                           const float *norm) {
+    const paged__runner *r = t->runner;
     const paged__hparams *hp = &t->model->hp;
-    for (int32_t h = 0; h < n_heads; h++, x += hp->head_dim_k) {
-        if (norm) rms_norm(x, hp->head_dim_k, norm, hp->norm_eps, x);
-        if (l->rope < 0) continue;
-        const int32_t n_rot = hp->rope[l->rope].n_rot;
-        const float *cs = t->runner->turns[l->rope] + (int64_t)i * n_rot;
-        if (t->model->arch->rope == PAGED__ROPE_PAIRS)
-            turn_neighbours(x, n_rot, cs);
-        else
-            turn_halves(x, n_rot, cs);
-    }
+    for (int32_t h = 0; norm && h < n_heads; h++)
+        paged__rms_norm(x + (int64_t)h * hp->head_dim_k, x + (int64_t)h * hp->head_dim_k, hp->head_dim_k,
+                        norm, hp->norm_eps);
+    if (l->rope < 0) return;
+    const int64_t dim = r->turns_dim[l->rope];
+    const float *c = r->turns[l->rope] + i * dim;
+    const paged__turns turns = {.neighbours = t->model->arch->rope == PAGED__ROPE_PAIRS,
+                                .n_rot = hp->rope[l->rope].n_rot,
+                                .cos = c,
+                                .sin = c + dim / 2};
+    paged__turn(x, &turns, n_heads, hp->head_dim_k);
 }
 
 /* Norms of heads and RoPE on k of this thread's rows begin … end - 1, and on its part of q. */

@@ -98,7 +98,7 @@ static size_t lay_out(paged__runner *r) {
     r->h = take(r->arena, &at, n * n_ff * f32);
     r->up = take(r->arena, &at, has_mixed_ffn(r->model) ? n * n_ff * f32 : 0);
     for (int32_t i = 0; i < PAGED__MODEL_GROUPS; i++)
-        r->turns[i] = take(r->arena, &at, r->inv_freq[i] ? n * (size_t)hp->rope[i].n_rot * f32 : 0);
+        r->turns[i] = take(r->arena, &at, n * (size_t)r->turns_dim[i] * f32);
     r->normed = take(r->arena, &at, (size_t)r->config.n_threads * n_embd * f32);
     r->input = take(r->arena, &at, widest_input(r->model, r->config.max_tokens));
     r->own_inputs = take(r->arena, &at, (size_t)r->config.n_threads * r->own_bytes);
@@ -119,6 +119,7 @@ static paged_status create(paged__runner *r, const paged_kv *kv, paged_error *er
     bool ok = true;
     for (int32_t i = 0; i < PAGED__MODEL_GROUPS; i++) {
         if (!uses_rope(r->model, i)) continue;
+        r->turns_dim[i] = (int64_t)hp->rope[i].n_rot * (r->model->arch->rope == PAGED__ROPE_PAIRS ? 2 : 1);
         r->inv_freq[i] = paged__alloc((size_t)hp->rope[i].n_rot / 2, sizeof *r->inv_freq[i]);
         ok = ok && r->inv_freq[i];
         if (r->inv_freq[i])

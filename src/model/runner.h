@@ -96,14 +96,14 @@ struct paged__runner {
 
     uint8_t *arena; /* what follows lies in it */
     size_t arena_bytes;
-    int64_t qkv_dim, a_dim;
+    int64_t qkv_dim, a_dim, turns_dim[PAGED__MODEL_GROUPS];
     float *x;      /* [max_tokens, n_embd] */
     float *x_kept; /* [max_outputs, n_embd] of the rows whose logits are wanted */
     float *y;      /* [max_tokens, n_embd] what is normed before it is added to x */
     float *qkv;    /* [max_tokens, qkv_dim] */
     float *a;      /* [max_tokens, a_dim] */
     float *h, *up; /* [max_tokens, n_ff]; `up` where gate and up want different forms of input */
-    float *turns[PAGED__MODEL_GROUPS]; /* [max_tokens, n_rot / 2][cos, sin] by hp.rope */
+    float *turns[PAGED__MODEL_GROUPS]; /* [max_tokens][cos, sin] of paged__turns, by hp.rope */
     float *normed;                     /* [n_threads, n_embd] a row of each thread's own */
     float *logits;                     /* [max_outputs, n_vocab] */
     uint8_t *input;                    /* of a product, for all threads */

@@ -36,6 +36,14 @@ void paged__act_set(const paged__act *act, int32_t token, const float *x, const 
     kernels()->act_set(act, token, x, norm_weight, eps);
 }
 
+void paged__rms_norm(float *out, const float *x, int32_t n, const float *weight, float eps) {
+    kernels()->rms_norm(out, x, n, weight, eps);
+}
+
+void paged__turn(float *x, const paged__turns *turns, int32_t n_heads, int32_t head_dim) {
+    kernels()->turn(x, turns, n_heads, head_dim);
+}
+
 /* Tokens of a chunk: whole groups, and chunks of about the same size. */
 static int32_t chunk_tokens(int32_t n_tokens, int32_t n_tiles) {
     const int32_t most = PAGED__SUMS_MAX / (n_tiles * PAGED__ROW_TILE);

@@ -3,6 +3,7 @@
  *   pack      rows of a GGUF tensor -> tiles of 16 rows, once at load; the original may then be dropped
  *   quantise  activations of a step -> the form the kernels want, once per input and shared by its matrices
  *   run       some row tiles of a matrix (or of a stack of matrices with one input) for all tokens
+ *   norm, turn   of rows between products
  *
  * Quantised weights are seen in one way: w = d * u + m with u an unsigned integer, d and m one pair per 32
  * weights of a row (16 for Q6_K); a signed format has d * (u - zero) instead. Activations are x = s * q with
@@ -111,6 +112,21 @@ bool paged__linear_into_act(const paged__matrix *w);
 
 /* The part of thread ith of nth: row tiles, so that bytes of weights are equal. Cannot fail. */
 void paged__linear_run(const paged__linear_job *job, int32_t ith, int32_t nth);
+
+/* ---- what a model does to rows between its products, on the same instruction sets ---- */
+
+/* out [n] = x / sqrt(mean(x^2) + eps) * weight; out may be x. The sum is in the order of paged__act_set(). */
+void paged__rms_norm(float *out, const float *x, int32_t n, const float *weight, float eps);
+
+/* The angles of a position: of each pair of the first n_rot elements of a head. */
+typedef struct paged__turns {
+    bool neighbours; /* pairs are 2 k, 2 k + 1; else k, n_rot / 2 + k */
+    int32_t n_rot;
+    const float *cos, *sin; /* [n_rot / 2]; of neighbours [n_rot] by element, the sines of 2 k negated */
+} paged__turns;
+
+/* Turns x [n_heads, head_dim] in place. */
+void paged__turn(float *x, const paged__turns *turns, int32_t n_heads, int32_t head_dim);
 
 /* "avx512_vnni", "avx2", "neon_dot", "neon", "ref" */
 const char *paged__linear_kernels(void);

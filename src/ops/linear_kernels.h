@@ -71,6 +71,8 @@ typedef struct paged__linear_kernels_table {
     void (*finish)(const paged__outcome *out);
     void (*act_set)(const paged__act *act, int32_t token, const float *x, const float *norm_weight,
                     float eps);
+    void (*rms_norm)(float *out, const float *x, int32_t n, const float *weight, float eps);
+    void (*turn)(float *x, const paged__turns *turns, int32_t n_heads, int32_t head_dim);
 } paged__linear_kernels_table;
 
 extern const paged__linear_kernels_table paged__linear_ref;

@@ -1,5 +1,6 @@
 /* ops/linear_lanes.h: what linear layers compute besides products: RMS norm and quantisation of activations,
- * and what becomes of the sums. Each file of kernels includes it and compiles it for its instruction set.
+ * what becomes of the sums, and RoPE. Each file of kernels includes it and compiles it for its instruction
+ * set.
  *
  * Written in vectors as wide as the machine's, with the compilers' operators. A multiply-add is fused where
  * it says so and nowhere else (the room is compiled with -ffp-contract=off), lanes do not meet but in
@@ -394,5 +395,82 @@ static void paged__finish(const paged__outcome *o) {
     if (o->epilogue == PAGED__SWIGLU) paged__finish_with(o, PAGED__SWIGLU);
     if (o->epilogue == PAGED__GEGLU) paged__finish_with(o, PAGED__GEGLU);
 }
+
+/* ---- rows between products ---- */
+
+static void paged__rms_norm_lanes(float *out, const float *x, int32_t n, const float *weight, float eps) {
+    const float scale = paged__rms_scale(x, n, eps);
+    int32_t i = 0;
+    for (; i + PAGED__N_LANES <= n; i += PAGED__N_LANES) {
+        paged__f32s v, w;
+        memcpy(&v, x + i, sizeof v);
+        memcpy(&w, weight + i, sizeof w);
+        v = (v * scale) * w;
+        memcpy(out + i, &v, sizeof v);
+    }
+    for (; i < n; i++) out[i] = (x[i] * scale) * weight[i];
+}
+
+PAGED__LANES_FN void paged__swap_neighbours(paged__f32s *x) {
+#if defined(__AVX512F__)
+    *x = (paged__f32s)_mm512_permute_ps((__m512)*x, 0xb1);
+#elif defined(__AVX2__)
+    *x = (paged__f32s)_mm256_permute_ps((__m256)*x, 0xb1);
+#else
+    *x = __builtin_shufflevector(*x, *x, 1, 0, 3, 2);
+#endif
+}
+
+PAGED__LANES_FN void paged__turn_neighbours(float *x, const paged__turns *t) {
+    int32_t i = 0;
+    for (; i + PAGED__N_LANES <= t->n_rot; i += PAGED__N_LANES) {
+        paged__f32s v, other, c, s;
+        memcpy(&v, x + i, sizeof v);
+        memcpy(&c, t->cos + i, sizeof c);
+        memcpy(&s, t->sin + i, sizeof s);
+        other = v;
+        paged__swap_neighbours(&other);
+        v = v * c + other * s;
+        memcpy(x + i, &v, sizeof v);
+    }
+    for (; i < t->n_rot; i += 2) {
+        const float a = x[i], b = x[i + 1];
+        x[i] = a * t->cos[i] + b * t->sin[i];
+        x[i + 1] = b * t->cos[i + 1] + a * t->sin[i + 1];
+    }
+}
+
+PAGED__LANES_FN void paged__turn_halves(float *x, const paged__turns *t) {
+    const int32_t half = t->n_rot / 2;
+    int32_t i = 0;
+    for (; i + PAGED__N_LANES <= half; i += PAGED__N_LANES) {
+        paged__f32s a, b, c, s;
+        memcpy(&a, x + i, sizeof a);
+        memcpy(&b, x + half + i, sizeof b);
+        memcpy(&c, t->cos + i, sizeof c);
+        memcpy(&s, t->sin + i, sizeof s);
+        const paged__f32s first = a * c - b * s, second = a * s + b * c;
+        memcpy(x + i, &first, sizeof first);
+        memcpy(x + half + i, &second, sizeof second);
+    }
+    for (; i < half; i++) {
+        const float a = x[i], b = x[half + i];
+        x[i] = a * t->cos[i] - b * t->sin[i];
+        x[half + i] = a * t->sin[i] + b * t->cos[i];
+    }
+}
+
+static void paged__turn_lanes(float *x, const paged__turns *turns, int32_t n_heads, int32_t head_dim) {
+    for (int32_t h = 0; h < n_heads; h++, x += head_dim)
+        if (turns->neighbours)
+            paged__turn_neighbours(x, turns);
+        else
+            paged__turn_halves(x, turns);
+}
+
+/* Of a table of kernels. */
+#define PAGED__LANES                                                                                         \
+    .finish = paged__finish, .act_set = paged__act_set_lanes, .rms_norm = paged__rms_norm_lanes,             \
+    .turn = paged__turn_lanes
 
 #endif

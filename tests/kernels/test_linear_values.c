@@ -1,9 +1,9 @@
-/* Goal: norm and epilogues are what their formulas say, and a layer is no further from the product of the
- * numbers in the file with unquantised activations than ggml's own dot product is. Method: the formulas in
- * double; ggml's vec_dot on the same rows. Errors are printed. */
+/* Goal: norm, RoPE and epilogues are what their formulas say, and a layer is no further from the product of
+ * the numbers in the file with unquantised activations than ggml's own dot product is. Method: the formulas
+ * in double; ggml's vec_dot on the same rows. Errors are printed. */
 #include "kernels/linear_world.h"
 
-/* ---- epilogues and norm ---- */
+/* ---- epilogues, norm and RoPE ---- */
 
 static double silu(double x) {
     return x / (1 + exp(-x));
@@ -82,10 +82,63 @@ static void norm(void) {
                 const double want = (double)x[k] / sqrt(squares / N + (double)1e-5f) * (double)weight[k];
                 CHECK(fabs((double)got[k] - want) <= fabs(want) * 3e-7);
             }
+            paged__rms_norm(x, x, N, weight, 1e-5f);
+            CHECK(memcmp(x, got, sizeof x) == 0);
             free(act.data);
         }
     }
     paged_cpu_mask(~0u);
+}
+
+/* Turns heads of `dim` by random angles on all instruction sets: near to doubles, and the same bits. */
+static void turn_heads(int32_t n_rot, int32_t dim, bool neighbours, uint64_t *rng) {
+    enum { HEADS = 3, MOST = 80 };
+    float before[HEADS * MOST] = {0}, first[HEADS * MOST], cs[2][MOST];
+    const int32_t half = n_rot / 2, n = HEADS * dim;
+    bool is_first = true;
+    for (int32_t i = 0; i < n; i++) before[i] = draw_unit(rng);
+    for (int32_t k = 0; k < half; k++) {
+        const double angle = (double)draw_unit(rng) * 7;
+        const int32_t at = neighbours ? 2 * k : k;
+        cs[0][at] = (float)cos(angle);
+        cs[1][at] = (float)(neighbours ? -sin(angle) : sin(angle));
+        if (!neighbours) continue;
+        cs[0][at + 1] = cs[0][at];
+        cs[1][at + 1] = -cs[1][at];
+    }
+    const paged__turns turns = {neighbours, n_rot, cs[0], cs[1]};
+    for (int32_t isa = 0; isa < N_LINEAR_ISAS; isa++) {
+        if (!linear_isa_use(isa)) continue;
+        float x[HEADS * MOST];
+        memcpy(x, before, sizeof x);
+        paged__turn(x, &turns, HEADS, dim);
+        for (int32_t i = 0; i < n; i++) {
+            const int32_t e = i % dim, k = neighbours ? e / 2 : e % half;
+            const bool is_low = neighbours ? e % 2 == 0 : e < half;
+            double want = (double)before[i];
+            if (e < n_rot) {
+                const int32_t at = neighbours ? 2 * k + 1 : k, other = neighbours ? 1 : half;
+                const double c = (double)cs[0][at], s = (double)cs[1][at];
+                want = is_low ? want * c - (double)before[i + other] * s
+                              : want * c + (double)before[i - other] * s;
+            }
+            CHECK(fabs((double)x[i] - want) <= 3e-7);
+        }
+        if (is_first) memcpy(first, x, sizeof x);
+        is_first = false;
+        CHECK(memcmp(first, x, (size_t)n * sizeof *x) == 0);
+    }
+    paged_cpu_mask(~0u);
+}
+
+static void turn(void) {
+    const int32_t n_rots[] = {2, 6, 16, 22, 32, 48, 64, 80};
+    uint64_t rng = test_seed;
+    for (size_t i = 0; i < sizeof n_rots / sizeof n_rots[0]; i++)
+        for (int32_t more = 0; n_rots[i] + more <= 80; more += 8) {
+            turn_heads(n_rots[i], n_rots[i] + more, false, &rng);
+            turn_heads(n_rots[i], n_rots[i] + more, true, &rng);
+        }
 }
 
 /* y may be its own residual, and rows may be apart. */
@@ -175,5 +228,5 @@ static void no_worse_than_ggml(void) {
     }
 }
 
-#define TESTS(X) X(activation_functions) X(norm) X(residual_in_place) X(no_worse_than_ggml)
+#define TESTS(X) X(activation_functions) X(norm) X(turn) X(residual_in_place) X(no_worse_than_ggml)
 TEST_MAIN(TESTS)

@@ -180,5 +180,4 @@ INLINE __m256 column(const uint8_t *tile, int64_t k, const int h, const paged__w
 
 #include "ops/linear_panel.h"
 
-const paged__linear_kernels_table paged__linear_avx2 = {
-    .name = "avx2", .sums = sums, .finish = paged__finish, .act_set = paged__act_set_lanes};
+const paged__linear_kernels_table paged__linear_avx2 = {.name = "avx2", .sums = sums, PAGED__LANES};

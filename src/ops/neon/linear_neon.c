@@ -9,5 +9,4 @@ INLINE int32x4_t dots(int32x4_t acc, int8x16_t w0, int8x16_t q0, int8x16_t w1, i
     return vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
 }
 
-const paged__linear_kernels_table paged__linear_neon = {
-    .name = "neon", .sums = sums, .finish = paged__finish, .act_set = paged__act_set_lanes};
+const paged__linear_kernels_table paged__linear_neon = {.name = "neon", .sums = sums, PAGED__LANES};

@@ -5,5 +5,4 @@ INLINE int32x4_t dots(int32x4_t acc, int8x16_t w0, int8x16_t q0, int8x16_t w1, i
     return vdotq_s32(vdotq_s32(acc, w0, q0), w1, q1);
 }
 
-const paged__linear_kernels_table paged__linear_neon_dot = {
-    .name = "neon_dot", .sums = sums, .finish = paged__finish, .act_set = paged__act_set_lanes};
+const paged__linear_kernels_table paged__linear_neon_dot = {.name = "neon_dot", .sums = sums, PAGED__LANES};

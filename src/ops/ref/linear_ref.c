@@ -67,5 +67,4 @@ static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_ti
                                                                      tile0 + i, x, token0, n_tokens);
 }
 
-const paged__linear_kernels_table paged__linear_ref = {
-    .name = "ref", .sums = sums, .finish = paged__finish, .act_set = paged__act_set_lanes};
+const paged__linear_kernels_table paged__linear_ref = {.name = "ref", .sums = sums, PAGED__LANES};
