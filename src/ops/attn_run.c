@@ -149,6 +149,13 @@ static void set_lines(const unit *u, paged__tiles *k, paged__tiles *v) {
     v->next_lines = (row * u->kv->head_dim_v + 63) / 64;
 }
 
+/* What is worked on after `tiles`: first this, then that. */
+static void set_next(paged__tiles *tiles, const paged__tiles *first, const paged__tiles *then) {
+    memcpy(tiles->next, first->at, sizeof first->at);
+    memcpy(tiles->next + PAGED__STEP_TILES, then->at, sizeof then->at);
+    memcpy(tiles->next_scale, first->scale, sizeof tiles->next_scale);
+}
+
 /* A step of which K and V have to be brought into another form: head by head, since there is room for one. */
 static void attend_brought(const unit *u, const split_run *run, const paged__scratch *scratch, int32_t t0,
                            int32_t first, paged__range rows) {
@@ -170,8 +177,8 @@ static void attend_brought(const unit *u, const split_run *run, const paged__scr
             paged__tiles_pack(run->tiles, &at, ends ? NULL : &next, scratch, run->widen, k->at, v->at);
         else
             paged__tiles_widen(run->tiles, &at, scratch, k->at, v->at);
-        memcpy(k->next, k->at, sizeof k->next);
-        memcpy(v->next, v->at, sizeof v->next);
+        set_next(k, k, k);
+        set_next(v, v, v);
         k->next_lines = v->next_lines = 0;
         bool at_once = attends_at_once(u, run, rows);
         if (at_once && !run->pack && !ends) {
@@ -196,26 +203,32 @@ static void find_tiles(const unit *u, int32_t h, int32_t t0, int32_t first, page
     if (u->kv->type == PAGED_TYPE_I8) paged__scales_find(&step, k->scale, v->scale);
 }
 
-static void set_next(paged__tiles *tiles, const paged__tiles *next) {
-    memcpy(tiles->next, next->at, sizeof tiles->next);
-    memcpy(tiles->next_scale, next->scale, sizeof tiles->next_scale);
+/* Place i of the order in which few rows take the tiles of n heads: K of one head after the other, then V,
+ * then what follows. */
+static paged__tiles *place(paged__step *steps, int32_t n, int32_t i, paged__tiles after[2]) {
+    return i < n ? &steps[i].k : i < 2 * n ? &steps[i - n].v : &after[i - 2 * n];
 }
 
-/* The tiles of all heads: first K of one head after the other, then V, then K of the next step; or, at once,
- * K and V of one head after the other. */
+/* The tiles of all heads, and which come after them: in the order of `place`, on to K of the next step; or,
+ * at once, K and V of one head after the other. */
 static void find_all(const unit *u, const paged__scratch *scratch, int32_t t0, int32_t first, bool at_once) {
     paged__step *steps = scratch->steps;
     int32_t n = u->n_heads, t1 = t0 + PAGED_ATTN_STEP;
     for (int32_t h = 0; h < n; h++) find_tiles(u, h, t0, first, &steps[h].k, &steps[h].v);
-    paged__tiles k_after = steps[n - 1].v, v_after = k_after;
-    if (t1 < u->entry->n_keys)
-        find_tiles(u, 0, t1, 0, &k_after, &v_after); /* what the rows of this step see reaches beyond it */
-    for (int32_t h = 0; h < n; h++) {
-        const paged__tiles *k_end = at_once ? &k_after : &steps[0].v, *v_end = at_once ? &v_after : &k_after;
-        set_next(&steps[h].k, h + 1 < n ? &steps[h + 1].k : k_end);
-        set_next(&steps[h].v, h + 1 < n ? &steps[h + 1].v : v_end);
-        set_lines(u, &steps[h].k, &steps[h].v);
+    paged__tiles after[2] = {steps[n - 1].v, steps[n - 1].v}, v_after = after[0], unused;
+    if (t1 < u->entry->n_keys) { /* what the rows of this step see reaches beyond it */
+        find_tiles(u, 0, t1, 0, &after[0], &v_after);
+        after[1] = v_after;
+        if (n > 1 && !at_once) find_tiles(u, 1, t1, 0, &after[1], &unused);
     }
+    for (int32_t i = 0; i < 2 * n && !at_once; i++)
+        set_next(place(steps, n, i, after), place(steps, n, i + 1, after), place(steps, n, i + 2, after));
+    for (int32_t h = 0; h < n && at_once; h++) {
+        const paged__step *next = &steps[PAGED_MIN(h + 1, n - 1)];
+        set_next(&steps[h].k, h + 1 < n ? &next->k : &after[0], &after[0]);
+        set_next(&steps[h].v, h + 1 < n ? &next->v : &v_after, &v_after);
+    }
+    for (int32_t h = 0; h < n; h++) set_lines(u, &steps[h].k, &steps[h].v);
     /* Scales of V are wanted with those of K. */
     memcpy(steps[n - 1].k.next_scale, v_after.scale, sizeof v_after.scale);
 }

@@ -36,20 +36,29 @@ typedef struct paged__range {
     int32_t first, end;
 } paged__range;
 
+enum {
+    PAGED__TILES_AHEAD = 2 * PAGED__STEP_TILES, /* whose place a kernel knows */
+    /* The two distances of paged__tiles, in whole tiles of at least one. */
+    PAGED__NEAR_BYTES = 4 << 10,
+    PAGED__FAR_BYTES = 16 << 10
+};
+
 /* K or V of one step, and the tiles that are worked on after them, of K or V: `next` is the same as `at`
  * where nothing follows. Where rows are few, memory is what one waits for, and a kernel reads tile after
  * tile, each from its first byte to its last. Meanwhile it brings the tiles at two distances ahead into the
- * cache, line by line, spread evenly over its work: a burst overflows the queue of misses, and a pause lets
- * it run dry. A prefetch may be dropped, hence twice. */
+ * L2 cache, line by line, spread evenly over its work: a burst overflows the queue of misses, and a pause
+ * lets it run dry. Into L2, since L1 waits for far fewer lines at once. A prefetch may be dropped, hence
+ * twice. */
 typedef struct paged__tiles {
-    const void *at[PAGED__STEP_TILES], *next[PAGED__STEP_TILES];
+    const void *at[PAGED__STEP_TILES], *next[PAGED__TILES_AHEAD];
     const float *scale[PAGED__STEP_TILES], *next_scale[PAGED__STEP_TILES]; /* i8: [16] of each tile */
     int32_t next_lines; /* `attend`: of each tile of `next` as it lies in memory, of 64 bytes */
 } paged__tiles;
 
-/* The tile that comes n ≤ 4 places after tile j. */
-static inline const uint8_t *paged__tile_ahead(const paged__tiles *tiles, int32_t j, int32_t n) {
-    int32_t to = j + n;
+/* The tile that comes about so many bytes after tile j, of tiles of so many bytes. */
+static inline const uint8_t *paged__tile_ahead(const paged__tiles *tiles, int32_t j, int32_t distance_bytes,
+                                               int32_t tile_bytes) {
+    int32_t to = j + PAGED_MIN(PAGED_MAX(distance_bytes / tile_bytes, 1), PAGED__TILES_AHEAD);
     return to < PAGED__STEP_TILES ? tiles->at[to] : tiles->next[to - PAGED__STEP_TILES];
 }
 

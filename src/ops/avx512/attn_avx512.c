@@ -49,18 +49,17 @@ INLINE __m512 load_k(const void *tile, int64_t d, const paged_type type) {
     return _mm512_castsi512_ps(_mm512_and_si512(top, _mm512_set1_epi32((int)0xffff0000u)));
 }
 
-/* Few rows: how many tiles ahead the farther one is (paged__tiles); those of f32 are twice as large. */
-INLINE int32_t far_of(const paged_type type) {
-    return type == PAGED_TYPE_F32 ? 2 : 3;
+INLINE int32_t tile_bytes(int32_t head_dim, const paged_type type) {
+    return PAGED_TILE * head_dim * (type == PAGED_TYPE_F32 ? 4 : 2);
 }
 
 INLINE void prefetch_k(const void *tile, int64_t d, const paged_type type) {
-    _mm_prefetch((const char *)tile + d * (type == PAGED_TYPE_F32 ? 64 : 32), _MM_HINT_T0);
+    _mm_prefetch((const char *)tile + d * (type == PAGED_TYPE_F32 ? 64 : 32), _MM_HINT_T1);
 }
 
 INLINE void prefetch_v(const void *tile, int64_t t, int64_t d, int64_t head_dim, const paged_type type) {
     int64_t element = (t * head_dim + d) * (type == PAGED_TYPE_F32 ? 4 : 2);
-    _mm_prefetch((const char *)tile + element, _MM_HINT_T0);
+    _mm_prefetch((const char *)tile + element, _MM_HINT_T1);
 }
 
 /* Token t of the tile, elements d … d + 15; only those under the mask are read. */
@@ -79,8 +78,10 @@ INLINE __m512 load_v(const void *tile, int64_t t, int64_t d, int64_t head_dim, _
 INLINE void qk_tile(const paged__step *step, int32_t first_row, int32_t tile, const int n_rows,
                     const paged_type type) {
     const uint8_t *q = step->q + first_row * step->q_stride, *at = step->k.at[tile],
-                  *near = paged__tile_ahead(&step->k, tile, 1),
-                  *far = paged__tile_ahead(&step->k, tile, far_of(type));
+                  *near = paged__tile_ahead(&step->k, tile, PAGED__NEAR_BYTES,
+                                            tile_bytes(step->head_dim_k, type)),
+                  *far =
+                      paged__tile_ahead(&step->k, tile, PAGED__FAR_BYTES, tile_bytes(step->head_dim_k, type));
     __m512 acc[ROWS];
     UNROLL for (int r = 0; r < n_rows; r++) acc[r] = _mm512_setzero_ps();
     for (int64_t d = 0; d < step->head_dim_k; d++) {
@@ -135,6 +136,7 @@ INLINE void qk(const paged__step *step, const paged_type type) {
 INLINE void pv_rows(const paged__step *step, int32_t first_row, int32_t t0, int32_t t1, int64_t d,
                     __mmask16 mask, const int n_rows, const int n_vecs, const paged_type type) {
     int64_t head_dim = step->head_dim_v;
+    int32_t bytes = tile_bytes(step->head_dim_v, type);
     float *o = step->o + first_row * step->o_stride + d;
     const uint8_t *p = step->p + first_row * step->p_stride;
     __m512 acc[ROWS][4];
@@ -143,8 +145,9 @@ INLINE void pv_rows(const paged__step *step, int32_t first_row, int32_t t0, int3
     }
     for (int64_t t = t0; t < t1;) {
         int32_t index = (int32_t)(t / PAGED_TILE);
-        const void *tile = step->v.at[index], *near = paged__tile_ahead(&step->v, index, 1),
-                   *far = paged__tile_ahead(&step->v, index, far_of(type));
+        const void *tile = step->v.at[index],
+                   *near = paged__tile_ahead(&step->v, index, PAGED__NEAR_BYTES, bytes),
+                   *far = paged__tile_ahead(&step->v, index, PAGED__FAR_BYTES, bytes);
         int64_t end = PAGED_MIN((t / PAGED_TILE + 1) * PAGED_TILE, (int64_t)t1);
         for (; t < end; t++) {
             __m512 v[4];

@@ -60,18 +60,20 @@ static void load_q(void *q, const float *src, float scale, int32_t head_dim) {
 
 /* ---- prefetching ---- */
 
-/* With few rows, what is brought into the cache meanwhile: lines of the tiles 1 and 3 places ahead. */
+/* With few rows, what is brought into the cache meanwhile: lines of tiles at two distances ahead. */
 typedef struct stream {
     const uint8_t *near, *far;
 } stream;
 
-INLINE stream stream_of(const paged__tiles *tiles, int32_t tile) {
-    return (stream){paged__tile_ahead(tiles, tile, 1), paged__tile_ahead(tiles, tile, 3)};
+INLINE stream stream_of(const paged__tiles *tiles, int32_t tile, int64_t lines) {
+    int32_t bytes = (int32_t)lines * 64;
+    return (stream){paged__tile_ahead(tiles, tile, PAGED__NEAR_BYTES, bytes),
+                    paged__tile_ahead(tiles, tile, PAGED__FAR_BYTES, bytes)};
 }
 
 INLINE void fetch_stream(const stream *f, int64_t at) {
-    _mm_prefetch((const char *)f->near + at, _MM_HINT_T0);
-    _mm_prefetch((const char *)f->far + at, _MM_HINT_T0);
+    _mm_prefetch((const char *)f->near + at, _MM_HINT_T1);
+    _mm_prefetch((const char *)f->far + at, _MM_HINT_T1);
 }
 
 INLINE int64_t k_tile_lines(const paged__step *step) {
@@ -150,7 +152,7 @@ INLINE void qk_block(const paged__step *step, int32_t r, int32_t n) {
 /* Few rows: one tile. */
 INLINE void qk_tile(const paged__step *step, int32_t first_row, int32_t tile, const int n_rows) {
     const uint8_t *q = step->q + first_row * step->q_stride, *k = step->k.at[tile];
-    stream f = stream_of(&step->k, tile);
+    stream f = stream_of(&step->k, tile, k_tile_lines(step));
     __m512 acc[QK_ROWS];
     UNROLL for (int r = 0; r < n_rows; r++) acc[r] = _mm512_setzero_ps();
     for (int64_t at = 0, end = k_tile_lines(step) * 64; at < end; at += 64, q += 4) {
@@ -420,7 +422,7 @@ INLINE void pv_block(const paged__step *step, int32_t r, int32_t n) {
 INLINE void pv_tile_dims(const paged__step *step, int32_t block, int32_t n_blocks, int32_t r, int32_t i0,
                          int32_t i1, const int n_rows) {
     const __mmask16 all = 0xffff;
-    stream f = stream_of(&step->v, i0 / PAIRS);
+    stream f = stream_of(&step->v, i0 / PAIRS, v_tile_lines(step));
     int32_t dv = step->head_dim_v;
     f.near += v_tile_lines(step) * block / n_blocks * 64;
     f.far += v_tile_lines(step) * block / n_blocks * 64;

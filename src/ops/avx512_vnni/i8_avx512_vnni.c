@@ -12,7 +12,7 @@
 
 #include "ops/i8.h"
 
-enum { QK_ROWS = 6, PV_ROWS = 4, GROUPS = 4, FEW = 12, NEAR = 2 };
+enum { QK_ROWS = 6, PV_ROWS = 4, GROUPS = 4, FEW = 12 };
 
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
@@ -40,12 +40,14 @@ INLINE __m512i add_products(__m512i sum, __m512i unsigned_bytes, __m512i signed_
 /* Rows r … r + n - 1 against the tiles first … first + n_tiles - 1. */
 INLINE void qk_rows(const paged__step *step, int32_t r, const int n, int32_t first, const int n_tiles) {
     const uint8_t *at[4], *near[4], *far[4];
+    const int32_t tile_bytes = (step->head_dim_k + 3) / 4 * 64;
     const paged__i8_q *q[QK_ROWS];
     __m512i acc[QK_ROWS][4];
     UNROLL for (int j = 0; j < n_tiles; j++) {
         at[j] = step->k.at[first + j];
-        near[j] = paged__tile_ahead(&step->k, first + j, n_tiles == 1 ? NEAR : 4);
-        far[j] = paged__tile_ahead(&step->k, first + j, 4);
+        near[j] = n_tiles == 1 ? paged__tile_ahead(&step->k, first + j, PAGED__NEAR_BYTES, tile_bytes)
+                               : step->k.next[j];
+        far[j] = paged__tile_ahead(&step->k, first + j, PAGED__FAR_BYTES, tile_bytes);
     }
     UNROLL for (int i = 0; i < n; i++) {
         q[i] = paged__i8_q_row(step, r + i);
@@ -55,8 +57,8 @@ INLINE void qk_rows(const paged__step *step, int32_t r, const int n, int32_t fir
         __m512i k[4];
         UNROLL for (int j = 0; j < n_tiles; j++) {
             k[j] = _mm512_loadu_si512(at[j] + d * PAGED_TILE);
-            _mm_prefetch((const char *)near[j] + d * PAGED_TILE, _MM_HINT_T0);
-            if (n_tiles == 1) _mm_prefetch((const char *)far[j] + d * PAGED_TILE, _MM_HINT_T0);
+            _mm_prefetch((const char *)near[j] + d * PAGED_TILE, _MM_HINT_T1);
+            if (n_tiles == 1) _mm_prefetch((const char *)far[j] + d * PAGED_TILE, _MM_HINT_T1);
         }
         UNROLL for (int i = 0; i < n; i++) {
             __m512i four = broadcast4(q[i]->q + d);
@@ -98,8 +100,8 @@ INLINE void qk_block(const paged__step *step, int32_t r, int32_t n, int32_t firs
 
 static void qk(const paged__step *step) {
     for (int j = 0; j < PAGED__STEP_TILES; j++) {
-        _mm_prefetch((const char *)step->k.next_scale[j], _MM_HINT_T0);
-        _mm_prefetch((const char *)step->v.next_scale[j], _MM_HINT_T0);
+        _mm_prefetch((const char *)step->k.next_scale[j], _MM_HINT_T1);
+        _mm_prefetch((const char *)step->v.next_scale[j], _MM_HINT_T1);
     }
     bool is_few = step->n_rows <= FEW;
     for (int32_t tile = 0; tile < PAGED__STEP_TILES; tile += is_few ? 1 : PAGED__STEP_TILES)
@@ -174,8 +176,8 @@ INLINE void pv_lanes(const pv_work *w, const uint8_t *v, const uint8_t *near, co
     UNROLL for (int i = 0; i < n; i++) sum[i] = _mm512_setzero_si512();
     UNROLL for (int g = 0; g < GROUPS; g++) {
         __m512i four = _mm512_maskz_loadu_epi32(mask, v + g * group_bytes + d * 4);
-        _mm_prefetch((const char *)near + g * group_bytes + d * 4, _MM_HINT_T0);
-        _mm_prefetch((const char *)far + g * group_bytes + d * 4, _MM_HINT_T0);
+        _mm_prefetch((const char *)near + g * group_bytes + d * 4, _MM_HINT_T1);
+        _mm_prefetch((const char *)far + g * group_bytes + d * 4, _MM_HINT_T1);
         UNROLL for (int i = 0; i < n; i++) sum[i] = add_products(sum[i], w->weight[i][g], four);
     }
     UNROLL for (int i = 0; i < n; i++) {
@@ -185,8 +187,9 @@ INLINE void pv_lanes(const pv_work *w, const uint8_t *v, const uint8_t *near, co
 }
 
 INLINE void pv_tile(const paged__step *step, int32_t r, int32_t j, const int n) {
-    const uint8_t *v = step->v.at[j], *near = paged__tile_ahead(&step->v, j, NEAR),
-                  *far = paged__tile_ahead(&step->v, j, 4);
+    const int32_t tile_bytes = step->head_dim_v * PAGED_TILE;
+    const uint8_t *v = step->v.at[j], *near = paged__tile_ahead(&step->v, j, PAGED__NEAR_BYTES, tile_bytes),
+                  *far = paged__tile_ahead(&step->v, j, PAGED__FAR_BYTES, tile_bytes);
     int64_t dv = step->head_dim_v, d = 0;
     pv_work w;
     UNROLL for (int i = 0; i < n; i++) {
