@@ -53,7 +53,7 @@ def decode(bench, kv_heads):
     specs = {kv_type: paged(spec, kv_type) for kv_type in types}
     with bench.open(**specs, plain=paged(spec, "bf16", layout="plain")) as caches:
         steps = {name: cache.run for name, cache in caches.items() if not cache.skip}
-        rounds = bench.rounds(steps, "memory")
+        rounds = bench.rounds(steps, "memory", seconds=55)
         must, aim = DECODE_SHARE[kv_heads]
         yield rounds.row(case, "bf16, share of read bandwidth", "share", share_of_memory(caches["bf16"], "bf16"), must, aim)
         yield rounds.row(case, "bf16", "GB/s", lambda answers: caches["bf16"].bytes / answers["bf16"]["call_s"] / 1e9)
@@ -103,7 +103,7 @@ def paged_or_not(bench, block, must):
     spec = shape(HEADS, MHA, CONTEXT)
     with bench.open(paged=paged(spec, "bf16", block),
                     run=paged(spec, "bf16", block, shuffled=0, contiguous=1)) as caches:
-        rounds = bench.rounds({name: cache.run for name, cache in caches.items()}, "memory", wanted=200, seconds=40)
+        rounds = bench.rounds({name: cache.run for name, cache in caches.items()}, "memory", wanted=200, seconds=110)
         yield rounds.row("paged against contiguous", f"loss, K of a head in pieces of {block * 256 >> 10} KiB", "share",
                          loss("paged", "run"), must, better="lower", **HALF_A_PERCENT)
 
@@ -114,7 +114,7 @@ def look_up(bench):
     spec = shape(HEADS, MHA, CONTEXT)
     with bench.open(many=paged(spec, "bf16", 16, shuffled=0, contiguous=1),
                     few=paged(spec, "bf16", 1024, shuffled=0, contiguous=1)) as caches:
-        rounds = bench.rounds({name: cache.run for name, cache in caches.items()}, "memory", wanted=200, seconds=40)
+        rounds = bench.rounds({name: cache.run for name, cache in caches.items()}, "memory", wanted=200, seconds=110)
         yield rounds.row("block table", "look-ups of blocks of 16, share of attention", "share", loss("many", "few"), .005,
                          better="lower", **HALF_A_PERCENT)
 

@@ -4,8 +4,8 @@
     ./x bench attn [--json] [--quick] [--peers none|all|NAME,…] [--case FILTER] [--write-docs]
 
 Measures in rounds (bench/rounds.py, bench/attn_bench.py) what bench/attn_cases.py and bench/attn_peers.py describe. Peers: vllm,
-openvino, onnxruntime, ggml; they are installed once, 3 GB to load with vllm. A full run takes up to a quarter of an hour, --quick
-two minutes.
+openvino, onnxruntime, ggml; they are installed once, 3 GB to load with vllm. A full run takes some twenty minutes, --quick
+two.
 
 --json: one object a row. --case: only cases whose name contains FILTER. --loaded: count rounds although something else uses the
 cores, to try the bench itself; then nothing is decided. --write-docs: the table and the picture into docs/.
