@@ -2,10 +2,10 @@
  * what becomes of the sums, and RoPE. Each file of kernels includes it and compiles it for its instruction
  * set.
  *
- * Written in vectors as wide as the machine's, with the compilers' operators. A multiply-add is fused where
- * it says so and nowhere else (the room is compiled with -ffp-contract=off), lanes do not meet but in
- * integers and in one sum of a fixed order, so all instruction sets give the same bits. Vectors are passed by
- * address: by value, their place would depend on the instruction set.
+ * Written in vectors as wide as the machine's, with the compilers' operators. No multiply-add is fused (the
+ * room is compiled with -ffp-contract=off) but with exact products, lanes do not meet but in integers and in
+ * one sum of a fixed order, so all instruction sets give the same bits. Vectors are passed by address: by
+ * value, their place would depend on the instruction set.
  */
 #ifndef PAGED_OPS_LINEAR_LANES_H
 #define PAGED_OPS_LINEAR_LANES_H
@@ -16,8 +16,6 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
 #endif
 
 /* Loops over the vectors of a block: an array of vectors is to lie in registers. */
@@ -63,47 +61,19 @@ PAGED__LANES_FN void paged__clamp(paged__f32s *x, float low, float high) {
 #endif
 }
 
-/* a * b + c, rounded once */
-PAGED__LANES_FN void paged__fma(paged__f32s *out, const paged__f32s *a, const paged__f32s *b,
-                                const paged__f32s *c) {
-#if defined(__AVX512F__)
-    *out = (paged__f32s)_mm512_fmadd_ps((__m512)*a, (__m512)*b, (__m512)*c);
-#elif defined(__AVX2__)
-    *out = (paged__f32s)_mm256_fmadd_ps((__m256)*a, (__m256)*b, (__m256)*c);
-#elif defined(__aarch64__)
-    *out = (paged__f32s)vfmaq_f32((float32x4_t)*c, (float32x4_t)*a, (float32x4_t)*b);
-#else
-    for (int i = 0; i < PAGED__N_LANES; i++) (*out)[i] = fmaf((*a)[i], (*b)[i], (*c)[i]);
-#endif
-}
-
-/* *x = *x * r + c */
-PAGED__LANES_FN void paged__horner(paged__f32s *x, const paged__f32s *r, float c) {
-    const paged__f32s all = c - (paged__f32s){0};
-    paged__fma(x, x, r, &all);
-}
-
 /* *x = exp(*x); from 88 on as at 88, up to -87 as at -87; NaN stays NaN. Relative error 2e-7. */
 PAGED__LANES_FN void paged__exp(paged__f32s *io) {
-    const paged__f32s zero = {0}, log2e = 1.44269504f - zero, ln2 = -0.693359375f - zero,
-                      ln2_rest = 2.12194440e-4f - zero;
-    paged__f32s x = *io, shifted, r;
+    paged__f32s x = *io;
     paged__clamp(&x, -87.0f, 88.0f);
-    shifted = x;
-    paged__horner(&shifted, &log2e, PAGED__ROUNDER);
-    const paged__f32s n = shifted - PAGED__ROUNDER;
+    const paged__f32s shifted = x * 1.44269504f + PAGED__ROUNDER, n = shifted - PAGED__ROUNDER;
     /* ln 2 in two parts; n times the first is exact. */
-    paged__fma(&r, &n, &ln2, &x);
-    paged__fma(&r, &n, &ln2_rest, &r);
-    paged__f32s p = 1.98756915e-4f - zero;
-    paged__horner(&p, &r, 1.39819995e-3f);
-    paged__horner(&p, &r, 8.33345199e-3f);
-    paged__horner(&p, &r, 4.16657962e-2f);
-    paged__horner(&p, &r, 1.66666657e-1f);
-    paged__horner(&p, &r, 5.00000000e-1f);
-    const paged__f32s square = r * r;
-    r += 1.0f;
-    paged__fma(&p, &p, &square, &r);
+    const paged__f32s r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    paged__f32s p = r * 1.98756915e-4f + 1.39819995e-3f;
+    p = p * r + 8.33345199e-3f;
+    p = p * r + 4.16657962e-2f;
+    p = p * r + 1.66666657e-1f;
+    p = p * r + 5.00000000e-1f;
+    p = (p * r) * r + r + 1.0f;
 #if defined(__AVX512F__)
     *io = (paged__f32s)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
@@ -247,9 +217,7 @@ PAGED__LANES_FN int32_t paged__largest(const paged__f32s x[PAGED__ACT_VECTORS]) 
 
 /* The low bits of *x are *x * inverse, rounded to an integer. */
 PAGED__LANES_FN void paged__scale_to_int(paged__i32s *q, const paged__f32s *x, float inverse) {
-    const paged__f32s by = inverse - (paged__f32s){0};
-    paged__f32s shifted = *x;
-    paged__horner(&shifted, &by, PAGED__ROUNDER);
+    const paged__f32s shifted = *x * inverse + PAGED__ROUNDER;
     *q = (paged__i32s)((paged__u32s)shifted - PAGED__ROUNDER_BITS);
 }
 
