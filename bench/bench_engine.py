@@ -125,10 +125,10 @@ def rounds(sides, ask, label, progress, patience=1, most=1000):
     return clean
 
 
-def decode_rounds(sides, n, context, label, progress, ask=ModelSide.ask):
-    """Rounds of 16 tokens, or as many times 16 as the clock of CPU time needs; requests stay open, so contexts grow on all sides
+def decode_rounds(sides, n, context, label, progress, ask=ModelSide.ask, steps=16):
+    """Rounds of so many steps, or as many times as the clock of CPU time needs; requests stay open, so contexts grow on all sides
     alike, as far as there is room."""
-    tokens = max(1, 16 // n) if context > DECODE_AT else 16
+    tokens = max(1, steps // n) if context > DECODE_AT else steps
     once = [side.ask(f"decode {tokens}") for side in sides][0]["seconds"]
     room = min(N_CTX - context, BATCH_TOKENS)
     times = min(math.ceil(READABLE_S / once), max(1, room // ((MIN_ROUNDS + 5) * tokens)))
@@ -203,13 +203,13 @@ def prefill(sides, progress):
     yield attention_share("prefill to 512", clean)
 
 
-def requests(sides, progress, case="decode"):
+def requests(sides, progress, case="decode", steps=16):
     """They stay open, so a round costs its tokens only; contexts grow on all sides alike."""
     for n, must in BATCHES.items():
         for side in sides:
             progress.show(f"{side.name}: prefill of {n} requests")
             side.ask(f"requests {n} {DECODE_AT}")
-        clean = decode_rounds(sides, n, DECODE_AT, f"{case}, {n} requests", progress)
+        clean = decode_rounds(sides, n, DECODE_AT, f"{case}, {n} requests", progress, steps=steps)
         yield from compare(f"{case}, {n} requests", sides, clean, llama_cpp=(1.0, 2.0),
                            OpenVINO_GenAI=(must, 2.5 if must >= 2 else None))
 
@@ -359,7 +359,7 @@ def llama8b(_, progress):
     yield from compare(f"{NAME_8B}, prefill 512", sides, clean, llama_cpp=(7, None), OpenVINO_GenAI=(1.4, None))
     yield attention_share(f"prefill to 512, {NAME_8B}", clean)
     yield from decode_8b(sides, progress)
-    yield from requests(sides, progress, f"{NAME_8B}, decode")
+    yield from requests(sides, progress, f"{NAME_8B}, decode", steps=8)
     for side in sides:
         side.close()
 
