@@ -4,14 +4,15 @@
  *
  * One command a line on stdin, one line of JSON on stdout for each:
  *
- *     ttft ID N     seconds to the first token of prompt ID of N tokens: computed ("cold"), from memory
- * ("memory"), by a                   new engine from files that the system has forgotten ("disk") and
- * from files that it has in memory                   ("warm"); by one
- *                   from Redis ("redis", if there is one); "cached": tokens that were not computed
- *     slow ID       seconds of the same work (a prompt, then tokens of several requests) by an engine
- * without a store                   ("plain") and by one that writes all its blocks ("writing"), with the
- * CPU seconds of both     write MIB     writes so much, in records of the model's size, into a new store,
- * until it is durable     read          reads it all, once the system has forgotten it
+ *     ttft ID N   seconds to the first token of prompt ID of N tokens: computed ("cold"), from memory
+ *                 ("memory"), by a new engine from files that the system has forgotten ("disk") and from
+ *                 files that it has in memory ("warm"); by one from Redis ("redis", if there is one);
+ *                 "cached": tokens that were not computed
+ *     slow ID     seconds of the same work (prompts, then tokens of several requests) by an engine without a
+ *                 store ("plain") and by one that writes all its blocks ("writing"), with the CPU seconds of
+ *                 both, those of the writing's end included
+ *     write MIB   writes so much, in records of the model's size, into a new store, until it is durable
+ *     read        reads it all, once the system has forgotten it
  *
  * The clock runs around the work alone.
  */
@@ -26,7 +27,7 @@
 #include "paged/file_store.h"
 #include "paged/redis_store.h"
 
-enum { BLOCK_SIZE = 16, N_DECODE = 48, N_REQUESTS = 4, PROMPT = 256 };
+enum { BLOCK_SIZE = 16, N_DECODE = 48, N_REQUESTS = 4, PROMPT = 256, FLUSH_MS = 50 };
 
 typedef struct bench {
     paged_model *model;
@@ -164,11 +165,10 @@ static bool ttft(bench *b, int32_t id, int32_t n) {
 }
 
 /* Several prompts of their own, then tokens of all. */
-static bool work(const bench *b, paged_engine *engine, int32_t prompt, double *seconds, double *cpu) {
+static bool work(const bench *b, paged_engine *engine, int32_t prompt) {
     uint64_t ids[N_REQUESTS];
     paged_error err;
     int32_t n_active = 1;
-    const double start = bench_seconds(CLOCK_MONOTONIC), cpu_start = bench_seconds(CLOCK_PROCESS_CPUTIME_ID);
     for (int32_t i = 0; i < N_REQUESTS; i++)
         if (!engine || !submit(b, engine, prompt + i, PROMPT, N_DECODE, &ids[i])) return false;
     while (n_active) {
@@ -178,25 +178,48 @@ static bool work(const bench *b, paged_engine *engine, int32_t prompt, double *s
             if (paged_engine_read(engine, ids[i], &out)) return false;
         }
     }
-    *seconds = bench_seconds(CLOCK_MONOTONIC) - start;
-    *cpu = bench_seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu_start;
     for (int32_t i = 0; i < N_REQUESTS; i++) paged_engine_release(engine, ids[i]);
     return true;
 }
 
-/* Both engines live as long as the program: their making is not what is measured. */
+/* Until nothing waits to be written any more, and the flush that then begins is over. */
+static void settle(paged_engine *engine) {
+    paged_engine_stats stats;
+    do {
+        usleep(FLUSH_MS * 1000);
+        paged_engine_get_stats(engine, &stats);
+    } while (stats.n_store_queued);
+}
+
+/* Adds what n turns of work take, one behind the other. What they left to be written is waited for, and
+ * counts as processor time. */
+static bool turns(const bench *b, paged_engine *engine, int32_t prompt, int32_t n, double *seconds,
+                  double *cpu) {
+    const double start = bench_seconds(CLOCK_MONOTONIC), cpu_start = bench_seconds(CLOCK_PROCESS_CPUTIME_ID);
+    for (int32_t i = 0; i < n; i++)
+        if (!work(b, engine, prompt + i * N_REQUESTS)) return false;
+    *seconds += bench_seconds(CLOCK_MONOTONIC) - start;
+    settle(engine);
+    *cpu += bench_seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu_start;
+    return true;
+}
+
+/* Both engines live as long as the program: their making is not measured. One turn without a store,
+ * two with, one without, so that a machine that speeds up or slows down does not tell; the two in one go, so
+ * that the first one's end is written beside the second. */
 static bool slow(bench *b, int32_t id) {
     static paged_engine *engines[2];
     static int64_t n_before;
     char dir[600];
-    double seconds[2], cpu[2];
+    double seconds[2] = {0}, cpu[2] = {0};
+    const int32_t first = 2 * N_REQUESTS * id + 1000000, second = first + N_REQUESTS;
     path_in(b, "written", dir);
     for (int i = 0; i < 2; i++)
         if (!engines[i]) engines[i] = new_engine(b, i ? dir : NULL, NULL, (PROMPT + N_DECODE + 16) * 2);
-    /* In turns, so that a machine that speeds up or slows down does not tell. */
-    for (int i = 0; i < 2; i++)
-        if (!work(b, engines[i ^ (id & 1)], 8 * id + 1000000, &seconds[i ^ (id & 1)], &cpu[i ^ (id & 1)]))
-            return false;
+    if (!turns(b, engines[0], first, 1, &seconds[0], &cpu[0]) ||
+        !turns(b, engines[1], first, 2, &seconds[1], &cpu[1]) ||
+        !turns(b, engines[0], second, 1, &seconds[0], &cpu[0]))
+        return false;
     paged_engine_stats stats;
     paged_engine_get_stats(engines[1], &stats);
     const int64_t n_blocks = (int64_t)stats.n_store_writes - n_before;

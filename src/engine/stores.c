@@ -79,7 +79,8 @@ static paged__write *write_at(const paged__stores *st, uint64_t n) {
 
 void paged__stores_take(paged_engine *e) {
     paged__stores *st = e->stores;
-    if (!st || st->n_fresh == 0) return;
+    const bool rests = e->n_running + e->n_waiting == 0;
+    if (!st || (st->n_fresh == 0 && rests == st->rested)) return;
     pthread_mutex_lock(&st->lock);
     uint64_t n_queued = st->n_queued;
     pthread_mutex_unlock(&st->lock);
@@ -98,9 +99,10 @@ void paged__stores_take(paged_engine *e) {
         n_queued++;
     }
     st->n_fresh = 0;
-    if (n_queued == n_before) return;
+    if (n_queued == n_before && rests == st->rested) return;
     pthread_mutex_lock(&st->lock);
     st->n_queued = n_queued;
+    st->rests = st->rested = rests;
     pthread_cond_signal(&st->work);
     pthread_mutex_unlock(&st->lock);
 }
@@ -217,7 +219,12 @@ static void write_one(paged__stores *st, const paged__write *w) {
     pthread_mutex_unlock(&st->lock);
 }
 
-/* Does one thing, without the lock. False: there is nothing to do. */
+/* The flush that is due, or 0: at once. */
+static uint64_t flush_at(const paged__stores *st) {
+    return st->by_hand || st->ends || st->rests ? 0 : st->dirty_ns + (uint64_t)PAGED__FLUSH_MS * NS_PER_MS;
+}
+
+/* Does one thing, without the lock. False: there is nothing to do now. */
 static bool work_once(paged__stores *st) {
     paged__load *load = st->first_load;
     if (load) {
@@ -235,10 +242,11 @@ static bool work_once(paged__stores *st) {
         if (goes) write_one(st, w);
         pthread_mutex_lock(&st->lock);
         st->writing = false;
+        if (goes && !st->dirty) st->dirty_ns = now(st);
         st->dirty |= goes;
         st->n_written++;
         if (!st->starved && st->n_written < st->n_queued) return true;
-    } else if (st->dirty) {
+    } else if (st->dirty && now(st) >= flush_at(st)) {
         st->dirty = false;
         pthread_mutex_unlock(&st->lock);
         uint64_t n_failed = 0;
@@ -255,6 +263,25 @@ static bool work_once(paged__stores *st) {
     return true;
 }
 
+static struct timespec in_ns(uint64_t ns) {
+    struct timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    ns += (uint64_t)end.tv_nsec;
+    end.tv_sec += (time_t)(ns / 1000000000);
+    end.tv_nsec = (long)(ns % 1000000000);
+    return end;
+}
+
+static void wait_for_work(paged__stores *st) {
+    const uint64_t at = now(st), flush = flush_at(st);
+    if (!st->dirty) {
+        pthread_cond_wait(&st->work, &st->lock);
+    } else if (flush > at) {
+        const struct timespec end = in_ns(flush - at);
+        pthread_cond_timedwait(&st->work, &st->lock, &end);
+    }
+}
+
 /* notify has locks of its own, whose owners may want ours. */
 static void *work(void *arg) {
     paged__stores *st = arg;
@@ -263,7 +290,7 @@ static void *work(void *arg) {
         const uint64_t n_before = st->n_over;
         if (!work_once(st)) {
             if (st->ends) break;
-            pthread_cond_wait(&st->work, &st->lock);
+            wait_for_work(st);
         } else if (st->n_over > n_before && st->notify) {
             pthread_mutex_unlock(&st->lock);
             st->notify(st->notify_user);
@@ -297,11 +324,7 @@ void paged__stores_give_load(paged__stores *st, paged__load *load) {
 void paged__stores_wait(paged_engine *e) {
     paged__stores *st = e->stores;
     if (!st || st->by_hand || !paged__stores_pending(e)) return;
-    struct timespec end;
-    clock_gettime(CLOCK_REALTIME, &end);
-    end.tv_nsec += NEWS_MS * NS_PER_MS;
-    end.tv_sec += end.tv_nsec / 1000000000;
-    end.tv_nsec %= 1000000000;
+    const struct timespec end = in_ns((uint64_t)NEWS_MS * NS_PER_MS);
     pthread_mutex_lock(&st->lock);
     int why = 0;
     while (st->n_over == st->n_seen && !why) why = pthread_cond_timedwait(&st->news, &st->lock, &end);

@@ -6,6 +6,9 @@
  *                                                   ▼
  *                              store thread: loads first, then writes, then flush
  *
+ * A flush costs syncs and commits, and each time that the thread wakes it takes a core from a step whose
+ * other threads wait for it. So it waits until there is enough to flush, or nobody to disturb.
+ *
  * A write is a hold of an entry (mem.h), so the thread reads tokens and bytes where they lie. A load first
  * asks which of a request's blocks the stores have; then the thread reads them into blocks that the request
  * has reserved and that the load holds besides, so that they are nobody else's until it is over, whatever
@@ -32,6 +35,7 @@ enum {
     PAGED__FRESH = 4096,     /* entries of the index between two looks at them */
     PAGED__LOAD_TOKENS = 16, /* less than that is computed */
     PAGED__ASK_MS = 250,     /* after that a request does not wait for an answer */
+    PAGED__FLUSH_MS = 500,   /* what was written is made durable after that, or when the engine rests */
     PAGED__RATE_MS = 30000   /* a speed that was measured before that is not known any more */
 };
 
@@ -103,6 +107,7 @@ typedef struct paged__stores {
     paged_key *keys; /* [n_nodes_max] of the entries of the index */
     int32_t *fresh;  /* [PAGED__FRESH] entries that are not queued yet */
     int32_t n_fresh;
+    bool rested;         /* as told to the thread */
     uint64_t n_released; /* writes that are over and have given their hold back */
     uint64_t n_seen;     /* of n_over */
     paged__rate prefill; /* tokens */
@@ -117,11 +122,13 @@ typedef struct paged__stores {
     pthread_t thread;
     bool has_thread, ends;
     bool starved; /* a request waits for blocks that writes hold */
+    bool rests;   /* the engine has no request */
     void (*notify)(void *user);
     void *notify_user;
     paged__write *writes; /* [PAGED__WRITES] number n at n % PAGED__WRITES */
     uint64_t n_queued, n_written;
     bool writing, dirty;
+    uint64_t dirty_ns; /* since when */
     paged__load *first_load, *last_load;
     uint64_t n_over; /* loads and writes that the thread has done */
     paged__rate read[PAGED_STORES_MAX];

@@ -5,6 +5,8 @@
  *  - The index names a record only after the data file was synced with it. A batch is one transaction of the
  *    index: data, fdatasync, COMMIT; if the sync fails, the batch is rolled back and never tried again.
  *  - A slot is written again only after the COMMIT that took its record out of the index.
+ *  - Records that are staged (file_slots.c) are in the open transaction and not in the file yet; whoever
+ *    reads a slot or commits drains them first.
  *  - A record is believed for its own checksums, key and shape, so nothing above is needed for right answers;
  *    it is needed so that records are found again and files do not grow.
  */
@@ -112,8 +114,21 @@ typedef enum paged__slot_state {
     PAGED__SLOT_GOING /* out of the index, not for good */
 } paged__slot_state;
 
+/* Slots that are on their way to the file, which get there some at a time and past the system's memory
+ * (O_DIRECT): a copy less, and no pages to be found, marked and written by the kernel's threads. */
+typedef struct paged__stage {
+    int fd; /* of the same file; -1: the file system has no such way, and records are written one by one */
+    uint8_t *bytes; /* [n_max, slot_bytes]; NULL before the first */
+    int32_t n, n_max;
+    struct {
+        int64_t slot;
+        paged_key key;
+    } of[64];
+} paged__stage;
+
 typedef struct paged__slots {
     int fd; /* -1: no file */
+    paged__stage stage;
     int64_t slot_bytes, n_slots, n_free;
     uint8_t *states;        /* [n_states >= n_slots] paged__slot_state */
     int64_t n_states, next; /* next: where to look for a free one */
@@ -134,6 +149,14 @@ int64_t paged__slots_find_free(paged__slots *slots); /* -1: none */
 paged_status paged__slots_grow(paged__slots *slots, int64_t n, paged_error *err);
 int64_t paged__slots_used(const paged__slots *slots); /* up to and with the last that is not free */
 void paged__slots_settle(paged__slots *slots); /* after a commit: what is new is used, what goes is free */
+
+/* Where the record of this key is to be put that is to go to this slot, [slot_bytes]; NULL: there is no
+ * stage, or it is full. */
+uint8_t *paged__slots_stage(paged__slots *slots, int64_t slot, const paged_key *key);
+bool paged__slots_is_staged(const paged__slots *slots, int64_t slot);
+/* Writes what is staged: 0, or an errno, and then whether any of it was written is not known. Nothing is
+ * staged afterwards; stage.of still says what was. */
+int paged__slots_drain(paged__slots *slots);
 
 /* ---- file_store.c: the store ---- */
 

@@ -1,4 +1,5 @@
-/* file_slots.c: one data file of slots of equal size, and which of them are taken. Policy is not here. */
+/* file_slots.c: one data file of slots of equal size, which of them are taken, and records on their way
+ * there. Policy is not here. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -6,6 +7,8 @@
 #include <unistd.h>
 
 #include "store/file.h"
+
+enum { STAGE_BYTES = 4 << 20, STAGE_ALIGN = 2 << 20 /* a huge page */ };
 
 void paged__slots_name(int64_t shape, char name[32]) {
     snprintf(name, 32, "data-%" PRId64, shape);
@@ -31,7 +34,10 @@ paged_status paged__slots_open(paged__slots *slots, int dir, int64_t shape, int6
         close(fd);
         return PAGED_ERR_IO;
     }
-    *slots = (paged__slots){.fd = fd, .slot_bytes = slot_bytes};
+    *slots = (paged__slots){.fd = fd, .slot_bytes = slot_bytes, .stage.fd = -1};
+    if (!read_only)
+        slots->stage.fd =
+            paged__system()->open(dir, name, O_WRONLY | O_DIRECT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
     /* The last record may be shorter than its slot. */
     const paged_status status = paged__slots_reset(slots, (info.st_size + slot_bytes - 1) / slot_bytes, err);
     if (status) paged__slots_close(slots);
@@ -40,8 +46,10 @@ paged_status paged__slots_open(paged__slots *slots, int dir, int64_t shape, int6
 
 void paged__slots_close(paged__slots *slots) {
     if (slots->fd >= 0) close(slots->fd);
+    if (slots->stage.fd >= 0) close(slots->stage.fd);
+    paged__free(slots->stage.bytes);
     paged__free(slots->states);
-    *slots = (paged__slots){.fd = -1};
+    *slots = (paged__slots){.fd = -1, .stage.fd = -1};
 }
 
 static paged_status make_room(paged__slots *slots, int64_t n, paged_error *err) {
@@ -108,4 +116,64 @@ void paged__slots_settle(paged__slots *slots) {
         if (slots->states[i] == PAGED__SLOT_NEW) slots->states[i] = PAGED__SLOT_USED;
         if (slots->states[i] == PAGED__SLOT_GOING) paged__slots_mark(slots, i, PAGED__SLOT_FREE);
     }
+}
+
+/* ---- the stage ---- */
+
+static void no_stage(paged__stage *stage) {
+    close(stage->fd);
+    stage->fd = -1;
+}
+
+static bool set_up(paged__slots *slots) {
+    paged__stage *stage = &slots->stage;
+    if (stage->bytes) return true;
+    const int64_t most = (int64_t)(sizeof stage->of / sizeof stage->of[0]);
+    stage->n_max = (int32_t)PAGED_MAX(PAGED_MIN(STAGE_BYTES / slots->slot_bytes, most), 1);
+    const size_t n_bytes = (size_t)stage->n_max * (size_t)slots->slot_bytes;
+    stage->bytes = paged__alloc_huge((n_bytes + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN);
+    if (!stage->bytes) no_stage(stage);
+    return stage->bytes != NULL;
+}
+
+uint8_t *paged__slots_stage(paged__slots *slots, int64_t slot, const paged_key *key) {
+    paged__stage *stage = &slots->stage;
+    if (stage->fd < 0 || !set_up(slots) || stage->n == stage->n_max) return NULL;
+    stage->of[stage->n].slot = slot;
+    stage->of[stage->n].key = *key;
+    return stage->bytes + (int64_t)stage->n++ * slots->slot_bytes;
+}
+
+bool paged__slots_is_staged(const paged__slots *slots, int64_t slot) {
+    for (int32_t i = 0; i < slots->stage.n; i++)
+        if (slots->stage.of[i].slot == slot) return true;
+    return false;
+}
+
+/* Slots i … i + n - 1 of the stage, which lie one behind the other in the file. */
+static int drain_run(paged__slots *slots, int32_t i, int32_t n) {
+    paged__stage *stage = &slots->stage;
+    const struct iovec all = {stage->bytes + (int64_t)i * slots->slot_bytes,
+                              (size_t)n * (size_t)slots->slot_bytes};
+    const int64_t at = stage->of[i].slot * slots->slot_bytes;
+    if (stage->fd >= 0) {
+        const int error = paged__write_all(stage->fd, &(struct iovec){all.iov_base, all.iov_len}, 1, at);
+        if (error != EINVAL) return error;
+        /* It could be opened so, but wants other sizes or places than these. */
+        no_stage(stage);
+    }
+    return paged__write_all(slots->fd, &(struct iovec){all.iov_base, all.iov_len}, 1, at);
+}
+
+int paged__slots_drain(paged__slots *slots) {
+    paged__stage *stage = &slots->stage;
+    const int32_t n = stage->n;
+    int error = 0;
+    stage->n = 0;
+    for (int32_t first = 0, i = 1; i <= n && !error; i++) {
+        if (i < n && stage->of[i].slot == stage->of[i - 1].slot + 1) continue;
+        error = drain_run(slots, first, i - first);
+        first = i;
+    }
+    return error;
 }

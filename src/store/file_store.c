@@ -87,6 +87,7 @@ static paged_status read_again(paged__file_store *s, paged_error *err) {
 }
 
 static void nothing_open(paged__file_store *s) {
+    s->slots.stage.n = 0;
     s->n_new = s->n_going = s->n_touched = 0;
     s->file_is_new = false;
 }
@@ -110,9 +111,14 @@ static paged_status after_change(paged__file_store *s, paged_status status) {
     return status;
 }
 
+static paged_status drain(paged__file_store *s, paged_error *err);
+
 paged_status paged__file_store_commit(paged__file_store *s, paged_error *err) {
     paged_status status = PAGED_OK;
     if (!paged__index_is_open(&s->index)) return PAGED_OK;
+    const paged_status drained = drain(s, err);
+    if (drained == PAGED_ERR_IO) is_up(s, false);
+    if (drained && !paged__index_is_open(&s->index)) return drained;
     if (s->n_new) {
         const int error = paged__system()->sync_data(s->slots.fd) ? errno : 0;
         if (error) status = paged__io_fail(err, s->dir, error);
@@ -129,7 +135,7 @@ paged_status paged__file_store_commit(paged__file_store *s, paged_error *err) {
     }
     if (s->n_new || s->n_going) paged__slots_settle(&s->slots);
     nothing_open(s);
-    return PAGED_OK;
+    return drained; /* the others of the batch are kept */
 }
 
 /* Every call begins so: the store may have lost a transaction, and not been able to read what is left. */
@@ -154,6 +160,25 @@ static paged_status erase(paged__file_store *s, const paged__entry *entry, paged
     s->n_going++;
     count(s, &s->stats.n_records, -1);
     return PAGED_OK;
+}
+
+static paged_status write_fail(const paged__file_store *s, int error, paged_error *err) {
+    paged__io_fail(err, s->dir, error);
+    const paged_status status = error == ENOSPC || error == EDQUOT ? PAGED_ERR_LIMIT : PAGED_ERR_IO;
+    if (err) err->status = status;
+    return status;
+}
+
+/* Records that could not be written never were: they leave the index before anybody was told of them. */
+static paged_status drain(paged__file_store *s, paged_error *err) {
+    const int32_t n = s->slots.stage.n;
+    const int error = n ? paged__slots_drain(&s->slots) : 0;
+    for (int32_t i = 0; i < n && error; i++) {
+        const paged__entry lost = {.key = s->slots.stage.of[i].key, .slot = s->slots.stage.of[i].slot};
+        if (erase(s, &lost, NULL)) break; /* the whole batch is lost */
+        count(s, &s->stats.n_writes, -1);
+    }
+    return error ? write_fail(s, error, err) : PAGED_OK;
 }
 
 static void touch(paged__file_store *s, const paged__entry *entry) {
@@ -551,6 +576,10 @@ paged_status paged__file_store_read(paged__file_store *s, paged_record *record, 
     /* A row that says what no record can be: as damaged as a slot. */
     const bool possible = entry.groups && entry.groups >> s->shape.is.n_groups == 0 && entry.slot >= 0 &&
                           entry.slot < s->slots.n_slots;
+    if (paged__slots_is_staged(&s->slots, entry.slot) && drain(s, NULL)) {
+        is_up(s, false);
+        return PAGED_ERR_NOT_FOUND;
+    }
     const int error = possible ? read_slot(s, &entry, record, wanted) : EBADMSG;
     if (error == 0) {
         if (is_use) touch(s, &entry);
@@ -708,10 +737,20 @@ static paged_status write_slot(paged__file_store *s, const paged_record *record,
     const int64_t slot_bytes = s->slots.slot_bytes, n_bytes = s->n_new * slot_bytes;
     if (!error && n_bytes / SYNC_AHEAD != (n_bytes + slot_bytes) / SYNC_AHEAD)
         paged__system()->start_sync(s->slots.fd, 0, 0);
-    if (!error) return PAGED_OK;
-    paged__io_fail(err, s->dir, error);
-    if (err && (error == ENOSPC || error == EDQUOT)) err->status = PAGED_ERR_LIMIT;
-    return error == ENOSPC || error == EDQUOT ? PAGED_ERR_LIMIT : PAGED_ERR_IO;
+    return error ? write_fail(s, error, err) : PAGED_OK;
+}
+
+/* False: there is no stage. */
+static bool stage_slot(paged__file_store *s, const paged_record *record, int64_t slot) {
+    struct iovec parts[PAGED__RECORD_PARTS];
+    uint8_t *at = paged__slots_stage(&s->slots, slot, &record->key);
+    if (!at) return false;
+    const uint8_t *end = at + s->slots.slot_bytes;
+    paged__record_seal(&s->shape, record, s->front);
+    const int n_parts = paged__record_parts(&s->shape, record, record->groups, s->front, parts);
+    for (int i = 0; i < n_parts; at += parts[i++].iov_len) memcpy(at, parts[i].iov_base, parts[i].iov_len);
+    memset(at, 0, (size_t)(end - at));
+    return true;
 }
 
 static paged_status write_locked(paged__file_store *s, const paged_record *record, paged_error *err) {
@@ -730,11 +769,13 @@ static paged_status write_locked(paged__file_store *s, const paged_record *recor
         touch(s, &entry);
         return PAGED_OK;
     }
+    if (status == PAGED_OK && paged__slots_is_staged(&s->slots, entry.slot)) status = drain(s, err);
     if (status == PAGED_OK) status = erase(s, &entry, err);
     if (status && status != PAGED_ERR_NOT_FOUND) return status;
     status = begin_shape(s, err);
+    if (!status && s->slots.stage.n && s->slots.stage.n == s->slots.stage.n_max) status = drain(s, err);
     if (!status) status = make_room(s, &slot, err);
-    if (!status) status = write_slot(s, record, slot, err);
+    if (!status && !stage_slot(s, record, slot)) status = write_slot(s, record, slot, err);
     if (status) return status;
     entry = (paged__entry){.key = record->key,
                            .parent = record->parent,
@@ -895,7 +936,7 @@ paged_status paged_file_store_create(const paged_file_store_config *config, page
     paged__file_store *s = paged__calloc(1, sizeof *s);
     if (!s) return paged__fail(err, PAGED_ERR_NO_MEMORY, "%zu bytes", sizeof *s);
     s->config = *config;
-    s->dir_fd = s->slots.fd = -1;
+    s->dir_fd = s->slots.fd = s->slots.stage.fd = -1;
     if (!s->config.max_bytes) s->config.max_bytes = (uint64_t)10 << 30;
     if (!s->config.keep_free_bytes) s->config.keep_free_bytes = (uint64_t)1 << 30;
     s->config.max_bytes = PAGED_MIN(s->config.max_bytes, (uint64_t)INT64_MAX / 2);

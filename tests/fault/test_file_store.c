@@ -37,8 +37,15 @@ static int failing(int result) {
     return result;
 }
 
+/* What becomes of writes past the system's memory: they are, cannot be opened, or want another alignment. */
+enum direct { IS_DIRECT, REFUSES_DIRECT, DIRECT_MISFITS, N_DIRECT };
+static enum direct direct;
+
 static int f_open(int dir, const char *name, int flags, mode_t mode) {
-    return fires() ? failing(-1) : openat(dir, name, flags, mode);
+    if (fires()) return failing(-1);
+    if (!(flags & O_DIRECT) || direct != REFUSES_DIRECT) return openat(dir, name, flags, mode);
+    errno = EINVAL;
+    return -1;
 }
 static int f_mkdir(int dir, const char *name, mode_t mode) {
     return fires() ? failing(-1) : mkdirat(dir, name, mode);
@@ -59,6 +66,10 @@ static ssize_t f_readv(int fd, const struct iovec *parts, int n_parts, off_t off
     return transfer(preadv, fd, parts, n_parts, offset);
 }
 static ssize_t f_writev(int fd, const struct iovec *parts, int n_parts, off_t offset) {
+    if (direct == DIRECT_MISFITS && fcntl(fd, F_GETFL) & O_DIRECT) {
+        errno = EINVAL;
+        return -1;
+    }
     const ssize_t n = transfer(pwritev, fd, parts, n_parts, offset);
     if (is_spied) power_cut();
     return n;
@@ -357,13 +368,15 @@ static void without_seam(void) {
     paged__system_set(NULL);
     paged_allocator_set(NULL);
     is_memory = is_spied = false;
+    direct = IS_DIRECT;
     remove_tree(world_dir);
 }
 
 #define FAULT_TEST(name, kind)                                                                               \
     static void name(void) {                                                                                 \
         with_seam();                                                                                         \
-        CHECK(every_call_fails(kind, #name, false) > 100);                                                   \
+        for (direct = 0; direct < N_DIRECT; direct++) CHECK(every_call_fails(kind, #name, false) > 100);     \
+        direct = IS_DIRECT;                                                                                  \
         CHECK(every_call_fails(kind, #name, true) > 100);                                                    \
         without_seam();                                                                                      \
     }
@@ -475,6 +488,56 @@ static void a_failed_sync_loses_its_batch(void) {
     CHECK_EQ(store.open(store.self, &world_shape, NULL), PAGED_OK);
     CHECK_EQ(count_found(&store, 8), 5);
     store.close(store.self);
+}
+
+/* ---- a write that fails ---- */
+
+static int32_t n_writes_fail, n_written;
+static ssize_t some_bad_writes(int fd, const struct iovec *parts, int n_parts, off_t offset) {
+    n_written++;
+    errno = EIO;
+    return n_writes_fail-- > 0 ? -1 : pwritev(fd, parts, n_parts, offset);
+}
+
+/* Records are written some at a time; when that fails these are lost, and no others of the batch. */
+static void a_failed_write_loses_what_it_wrote(void) {
+    paged__system_calls calls = paged__system_real;
+    paged_error err;
+    paged_store store;
+    set_up();
+    calls.writev = some_bad_writes;
+    new_dir();
+    const paged_file_store_config config = world_config(world_dir, 0);
+    CHECK_EQ(paged_file_store_create(&config, &store, NULL, NULL), PAGED_OK);
+    paged__system_set(&calls);
+    CHECK_EQ(store.open(store.self, &world_shape, NULL), PAGED_OK);
+    n_written = n_writes_fail = 0;
+    for (int i = 0; i < 4; i++) CHECK_EQ(put_number(&store, i, NULL), PAGED_OK);
+    CHECK_EQ(n_written, 0);
+    CHECK_EQ(get_number(&store, 3), PAGED_OK); /* one that is staged is written before it is read */
+    CHECK_EQ(n_written, 1);
+    for (int i = 4; i < 8; i++) CHECK_EQ(put_number(&store, i, NULL), PAGED_OK);
+    CHECK_EQ(stats_of(&store).n_records, 8);
+    n_writes_fail = 1;
+    CHECK_EQ(store.flush(store.self, &err), PAGED_ERR_IO);
+    CHECK(strstr(err.message, world_dir) && strstr(err.message, "Input/output error"));
+    CHECK_EQ(n_written, 2);
+    const paged_store_stats stats = stats_of(&store);
+    CHECK(!stats.up && stats.n_failures == 1 && stats.n_writes == 4 && stats.n_records == 4);
+    for (int i = 0; i < 8; i++) CHECK_EQ(get_number(&store, i), i < 4 ? PAGED_OK : PAGED_ERR_NOT_FOUND);
+    for (int i = 4; i < 7; i++) CHECK_EQ(put_number(&store, i, NULL), PAGED_OK);
+    n_writes_fail = 1;
+    CHECK_EQ(get_number(&store, 5), PAGED_ERR_NOT_FOUND);
+    CHECK_EQ(put_number(&store, 6, NULL), PAGED_OK);
+    CHECK(stats_of(&store).up);
+    CHECK_EQ(stats_of(&store).n_damaged, 0);
+    store.close(store.self);
+    paged__system_set(NULL);
+    CHECK_EQ(paged_file_store_create(&config, &store, NULL, NULL), PAGED_OK);
+    CHECK_EQ(store.open(store.self, &world_shape, NULL), PAGED_OK);
+    CHECK_EQ(count_found(&store, 8), 5);
+    store.close(store.self);
+    remove_tree(world_dir);
 }
 
 /* ---- the power goes ---- */
@@ -681,5 +744,6 @@ static void swapped_slots(void) {
     X(interruptions_are_no_failures)                                                                         \
     X(no_memory)                                                                                             \
     X(a_failed_sync_loses_its_batch)                                                                         \
+    X(a_failed_write_loses_what_it_wrote)                                                                    \
     X(the_power_goes) X(bits_of_data) X(bits_of_the_index) X(cut_and_swapped_files) X(swapped_slots)
 TEST_MAIN(TESTS)

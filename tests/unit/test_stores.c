@@ -583,6 +583,37 @@ static void nobody_waits_for_writes(void) {
     paged_model_free(m);
 }
 
+/* While requests come a flush waits for its time; when they end it does not. */
+static void flushes_seldom(void) {
+    enum { N = 6 };
+    paged_model *m = load(test_seed);
+    memory_store *memory = memory_create();
+    paged_engine *e = make(m, memory, (paged_engine_config){.max_running = 2});
+    static int32_t tokens[N][N_PROMPT];
+    uint64_t ids[N];
+    const uint64_t start = paged__now_ns();
+    for (int i = 0; i < N; i++) {
+        fill_prompt(tokens[i], N_PROMPT, test_seed + (uint64_t)i);
+        ids[i] = submit(e, tokens[i], N_PROMPT, N_NEW, NULL);
+    }
+    run_all(e);
+    /* The engine rests: what is left is written and flushed at once, without another step. */
+    int32_t n_flushes = 0;
+    for (int i = 0; i < 10000 && (stats_of(e).n_store_queued || !n_flushes); i++) {
+        usleep(1000);
+        pthread_mutex_lock(&memory->lock);
+        n_flushes = memory->n_calls[MEMORY_FLUSH];
+        pthread_mutex_unlock(&memory->lock);
+    }
+    const uint64_t ms = (paged__now_ns() - start) / 1000000;
+    CHECK(n_flushes >= 1 && n_flushes <= 2 + (int32_t)(ms / PAGED__FLUSH_MS));
+    CHECK(stats_of(e).n_store_writes > 2 * N);
+    for (int i = 0; i < N; i++) take(e, ids[i]);
+    paged_engine_free(e);
+    memory_destroy(memory);
+    paged_model_free(m);
+}
+
 /* An engine with a thread is woken by the store's; many requests from many prompts, there and back. */
 static void a_service_is_told(void) {
     enum { N = 8 };
@@ -675,6 +706,7 @@ static void who_closes(void) {
     X(slow_ones_are_not_asked_for_bytes)                                                                     \
     X(may_go_while_it_loads)                                                                                 \
     X(nobody_waits_for_writes)                                                                               \
+    X(flushes_seldom)                                                                                        \
     X(a_service_is_told)                                                                                     \
     X(who_closes)
 TEST_MAIN(TESTS)
