@@ -1,7 +1,7 @@
 /* bench/bench_engine.c: the engine behind the protocol of bench/protocol.h. bench_engine.py drives it beside
  * its peers.
  *
- *     bench_engine MODEL [N_THREADS [N_CTX [BLOCK_SIZE]]]      0: the engine's default
+ *     bench_engine MODEL [N_THREADS [N_CTX [BLOCK_SIZE [cache]]]]      0: the engine's default
  *
  * Every answer also says "attn_seconds", the part of it spent in our operators (RoPE, kv_write,
  * attention), and "chunks", one entry for each step of a prefill: [[prompt tokens done, seconds,
@@ -175,8 +175,9 @@ static void report(const void *self, FILE *out) {
 
 static bool open_ours(ours *o, int argc, char **argv) {
     const paged_model_config mc = {.struct_size = sizeof mc};
-    /* The same prompt comes again and again, and is to be computed each time. */
-    paged_engine_config ec = {.struct_size = sizeof ec, .no_prefix_cache = true, .max_running = REQUESTS_MAX};
+    /* The same prompt comes again and again, and is to be computed each time, unless told otherwise. */
+    paged_engine_config ec = {
+        .struct_size = sizeof ec, .no_prefix_cache = argc <= 5, .max_running = REQUESTS_MAX};
     if (argc > 2) ec.n_threads = atoi(argv[2]);
     if (argc > 3) ec.n_ctx = atoi(argv[3]);
     if (argc > 4) ec.block_size = atoi(argv[4]);
@@ -195,7 +196,7 @@ static bool open_ours(ours *o, int argc, char **argv) {
 
 int main(int argc, char **argv) {
     if (argc < 2) {
-        fputs("bench_engine MODEL [N_THREADS [N_CTX [BLOCK_SIZE]]]\n", stderr);
+        fputs("bench_engine MODEL [N_THREADS [N_CTX [BLOCK_SIZE [cache]]]]\n", stderr);
         return 2;
     }
     ours *o = paged__calloc(1, sizeof *o);

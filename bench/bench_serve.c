@@ -147,10 +147,11 @@ static double cpu_seconds(const client *c) {
     return bench_seconds(server) + bench_seconds(CLOCK_PROCESS_CPUTIME_ID);
 }
 
-/* Nearly until NEAR tokens before the end, at the pace so far. */
+/* A part of the time until NEAR tokens before the end, at the pace so far, which the token that is being made
+ * counts for: a round that is slept through is lost. */
 static void nap(int64_t n_made, int64_t n_left, double seconds) {
     double ns = FIRST_NAP_NS;
-    if (n_made > 0) ns = 0.9e9 * seconds / (double)n_made * (double)(n_left - NEAR);
+    if (n_made > 0) ns = 0.7e9 * seconds / (double)(n_made + 1) * (double)(n_left - NEAR);
     nanosleep(&(struct timespec){.tv_nsec = ns < NAP_NS ? (long)ns : NAP_NS}, NULL);
 }
 
