@@ -1,7 +1,7 @@
 /* linear.c: who computes which part of a linear layer. See linear.h.
  *
  * Threads divide the tiles of a job's matrices by bytes. A thread goes through its tiles a few at a time and
- * through the tokens in chunks: the kernel gives the sums of a chunk (on the stack, in L1), and the epilogue
+ * through the tokens in chunks: the kernel gives the sums of a chunk (on the stack, in L2), and the epilogue
  * puts them where they belong. A weight is read from memory once for up to chunk_tokens() tokens.
  */
 #include "ops/linear_kernels.h"

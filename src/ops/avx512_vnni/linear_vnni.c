@@ -8,8 +8,12 @@
  * conversion, one multiplication and one or two multiply-adds.
  *
  * One group of tokens reads the weights from memory as they are. For more groups the tiles are divided into
- * equal parts of up to 512 columns, which stay in L1: few tokens read them packed, many from a panel of
- * unpacked bytes; and while they do, the next part is brought in.
+ * equal parts: few tokens read them packed, 512 columns that stay in L1; many from a panel of unpacked bytes,
+ * 1536 columns in L2, which is near enough as a panel is read in order, and most rows are no longer, so that
+ * their sums stay in registers. While they do, the next part is brought in.
+ *
+ * Multiplications bound it: 10 of them a block, 11 with minima, for 8 VPDPBUSD, where the processor converts
+ * and adds beside them. The inner loop reaches that (0.72 of the VPDPBUSD that registers allow).
  */
 #include <immintrin.h>
 
@@ -25,7 +29,8 @@ typedef struct source {
 enum {
     TILES = 2,         /* at a time */
     PANEL_BLOCK = 640, /* quants u8[8][64], d f32[16], then m, or d of the second half, f32[16] */
-    PANEL_BLOCKS = PAGED__PANEL_COLS / PAGED__ACT_BLOCK,
+    PACKED_BLOCKS = PAGED__PANEL_COLS / PAGED__ACT_BLOCK,
+    PANEL_BLOCKS = 48,
     PACKED_TOKENS = 18, /* for more, unpacking pays; with high bits for more than a group */
     AHEAD = 8192        /* bytes; one group asks for memory so much before it uses it */
 };
@@ -165,6 +170,7 @@ INLINE void block(__m512 acc[TILES][PAGED__ACT_GROUP], const block_at *at, const
 /* A job of the functions below. */
 typedef struct task {
     float *sums;               /* [n_tokens][TILES * 16] */
+    bool goes_on;              /* from what sums holds, else from 0 */
     const uint8_t *tile;       /* two side by side, packed; or the panel */
     int64_t n_units;           /* panel: blocks */
     const paged__act_block *x; /* of the group, at the first of the units */
@@ -175,7 +181,10 @@ typedef struct task {
 
 enum { STRIDE = TILES * PAGED__ROW_TILE }; /* of sums */
 
-INLINE void load_sums(__m512 acc[TILES][PAGED__ACT_GROUP], const float *sums, const int n_tokens) {
+INLINE void load_sums(__m512 acc[TILES][PAGED__ACT_GROUP], const float *sums, bool goes_on,
+                      const int n_tokens) {
+    UNROLL for (int t = 0; t < n_tokens; t++) acc[0][t] = acc[1][t] = _mm512_setzero_ps();
+    if (!goes_on) return;
     UNROLL for (int t = 0; t < n_tokens; t++) {
         acc[0][t] = _mm512_load_ps(sums + t * STRIDE);
         acc[1][t] = _mm512_load_ps(sums + t * STRIDE + 16);
@@ -197,7 +206,7 @@ INLINE void prefetch(uintptr_t from, size_t n) {
 INLINE void packed_units(const task *k, const int n_tokens, const paged__weight_type type) {
     const source from = {type, false};
     __m512 acc[TILES][PAGED__ACT_GROUP];
-    load_sums(acc, k->sums, n_tokens);
+    load_sums(acc, k->sums, k->goes_on, n_tokens);
     block_at at = {.unit = {k->tile, k->tile + paged__unit_bytes(type)}};
     const paged__act_block *x = k->x;
     uintptr_t next = k->next;
@@ -218,7 +227,7 @@ INLINE void packed_units(const task *k, const int n_tokens, const paged__weight_
 INLINE void panel_blocks(const task *k, const int n_tokens, const paged__weight_type like) {
     const source from = {like, true};
     __m512 acc[TILES][PAGED__ACT_GROUP];
-    load_sums(acc, k->sums, n_tokens);
+    load_sums(acc, k->sums, k->goes_on, n_tokens);
     block_at at = {.unit = {k->tile, k->tile + PANEL_BLOCK}, .shift = _mm_cvtsi32_si128(k->shift)};
     const paged__act_block *x = k->x;
     uintptr_t next = k->next;
@@ -288,14 +297,18 @@ static const unpack_fn unpack[PAGED__N_WEIGHT_TYPES] = {FORMATS(UNPACK)};
 static const task_fn panel_plain[] = LIST(panel_blocks, Q8_0), panel_min[] = LIST(panel_blocks, Q4_1),
                      panel_halves[] = LIST(panel_blocks, Q6_K);
 
+static bool through_panel(paged__weight_type type, int32_t n_tokens) {
+    return n_tokens > (paged__high_bytes(type) ? PAGED__ACT_GROUP : PACKED_TOKENS);
+}
+
 /* Some columns of the two tiles: from the packed format at once, or unpacked first. */
 static void part_sums(float *out, const paged__matrix *w, const uint8_t *units, int64_t first_unit, int64_t n,
                       const paged__act *x, int32_t token0, int32_t n_tokens) {
     _Alignas(64) uint8_t panel[PANEL_BLOCKS * TILES * PANEL_BLOCK];
     const int64_t unit_blocks = paged__unit_blocks(w->type), step = paged__unit_step(w->type);
     const task_fn *run = packed[w->type];
-    task k = {.tile = units, .n_units = n, .shift = paged__zero_shift(w->type)};
-    if (n_tokens > (paged__high_bytes(w->type) ? PAGED__ACT_GROUP : PACKED_TOKENS)) {
+    task k = {.goes_on = first_unit > 0, .tile = units, .n_units = n, .shift = paged__zero_shift(w->type)};
+    if (through_panel(w->type, n_tokens)) {
         run = w->type == PAGED__W_Q6_K ? panel_halves : paged__has_min(w->type) ? panel_min : panel_plain;
         unpack[w->type](panel, units, n);
         unpack[w->type](panel + PANEL_BLOCK, units + paged__unit_bytes(w->type), n);
@@ -326,9 +339,11 @@ static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_ti
         return;
     }
     const int64_t n_units = (int64_t)w->tile_bytes / paged__unit_bytes(w->type);
-    const int64_t most = n_tokens > PAGED__ACT_GROUP ? PANEL_BLOCKS / paged__unit_blocks(w->type) : n_units;
+    const int32_t unit_blocks = paged__unit_blocks(w->type);
+    const int64_t most = through_panel(w->type, n_tokens) ? PANEL_BLOCKS / unit_blocks
+                         : n_tokens > PAGED__ACT_GROUP    ? PACKED_BLOCKS / unit_blocks
+                                                          : n_units;
     const int64_t n_parts = (n_units + most - 1) / most, part = (n_units + n_parts - 1) / n_parts;
-    memset(out, 0, (size_t)(n_tokens * STRIDE) * sizeof *out);
     for (int64_t u = 0; u < n_units; u += part)
         part_sums(out, w, tile + u * paged__unit_step(w->type), u, PAGED_MIN(part, n_units - u), x, token0,
                   n_tokens);
