@@ -9,7 +9,8 @@ second each: between its turns a server is stopped (SIGSTOP) and the engine is n
 of the same text, and on each the clock starts with the second token, when threads that slept are awake. Engine and our server have the
 same settings. The client (bench/bench_serve.c) runs on the same cores and looks a few times in a round only, so that hardly anything
 of what is measured is its own work; the time between two tokens comes from rounds of their own, in which it looks at each. Rounds,
-medians and intervals are those of bench/rounds.py; a round counts when engine and server had the cores for themselves.
+medians and intervals are those of bench/rounds.py; a round counts when engine and server had the cores for themselves. All processes
+are started anew a few times, since two engines that differ in nothing but their memory's place differ by some percent.
 
 --quick: fewer rounds, under a minute. --json: one object a row. --write-docs: puts the table into docs/server.md.
 --trace: instead, a trace of requests (a file as bench/traces.py reads it, or one that it generates: sharegpt, azure_conv, …) is
@@ -39,10 +40,11 @@ TOKENS = N_CTX - PROMPT - 2     # that each request may make; then they are open
 BATCHES = 1, 8
 ROUND = {1: 40, 8: 24}          # tokens of each stream: about a tenth of a second
 ROUNDS, CASE_S = 90, 180
-QUICK_ROUNDS, QUICK_S = 20, 20
+QUICK_ROUNDS, QUICK_S = 24, 24
 WARM = 2                        # tokens of each stream before the clock starts; bench/bench_serve.c waits for as many
 LIKE_BARE = "--max-running", "32"       # a setting of bench/bench_engine.c
 REPLAY = "--max-running", str(max(BATCHES))
+STARTS = 6                      # of the processes: where one's memory lies is worth some percent; the first to start takes turns
 OTHERS_EVERY = 4                # rounds: they have no requirement, and take most of the time
 PAUSE_S = 0.01                  # in which the threads of the side before go to sleep
 MUST = 1.03                     # seconds a token of the server, of those of the bare engine
@@ -128,6 +130,15 @@ class Bare:
         self.side.close()
 
 
+def llama_server(stack, model, n_vocab, progress):
+    """[it], or [] where it does not start."""
+    try:
+        return [stack.enter_context(contextlib.closing(LlamaServer(model, n_vocab)))]
+    except OSError as error:
+        progress.say(f"{error}; left out")
+        return []
+
+
 def measure(bare, servers, n_requests, plan, progress):
     """Clean rounds, each {name: answer}; {server: seconds between two tokens}."""
     clean, tried, n_tokens, gaps = [], 0, ROUND[n_requests], {server.name: [] for server in servers}
@@ -199,18 +210,25 @@ def main():
     n_vocab = json.loads(subprocess.run([str(BUILD / "paged"), "inspect", model, "--json"], capture_output=True, text=True,
                                         check=True).stdout)["vocab"]
     plan = (QUICK_ROUNDS, QUICK_S) if args.quick else (ROUNDS, CASE_S)
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(contextlib.closing(OurServer(model, n_vocab, *(REPLAY if args.trace else LIKE_BARE))))]
-        try:
-            servers.append(stack.enter_context(contextlib.closing(LlamaServer(model, n_vocab))))
-        except OSError as error:
-            progress.say(f"{error}; left out")
-        if args.trace:
+    if args.trace:
+        with contextlib.ExitStack() as stack:
+            servers = [stack.enter_context(contextlib.closing(OurServer(model, n_vocab, *REPLAY))), *llama_server(stack, model, n_vocab, progress)]
             rows += serve_trace.replay(args.trace, args.time_scale, servers, n_vocab, N_CTX, progress)
-        else:
-            bare = stack.enter_context(contextlib.closing(Bare(model)))
-            for n in BATCHES:
-                rows += rows_of(n, *measure(bare, servers, n, plan, progress), servers)
+    else:
+        rounds, seconds = (plan[0] // STARTS, plan[1] / STARTS)
+        clean, gaps = {n: [] for n in BATCHES}, {n: {} for n in BATCHES}
+        for start in range(STARTS):
+            with contextlib.ExitStack() as stack:
+                made = [lambda: OurServer(model, n_vocab, *LIKE_BARE), lambda: Bare(model)]
+                first, second = (stack.enter_context(contextlib.closing(make())) for make in (made if start % 2 else reversed(made)))
+                bare, ours = (first, second) if isinstance(first, Bare) else (second, first)
+                servers = [ours, *llama_server(stack, model, n_vocab, progress)]
+                for n in BATCHES:
+                    more, more_gaps = measure(bare, servers, n, (rounds, seconds), progress)
+                    clean[n] += more
+                    for name, values in more_gaps.items():
+                        gaps[n].setdefault(name, []).extend(values)
+        rows += [row for n in BATCHES for row in rows_of(n, clean[n], gaps[n], servers)]
     progress.show("")
     if args.json:
         print("\n".join(map(json.dumps, rows)))
