@@ -246,7 +246,8 @@ static void find_all(const unit *u, const paged__scratch *scratch, int32_t t0, i
         find_tiles(u, 0, t1, 0, &after[0], &v_after);
         after[1] = v_after;
         if (n > 1 && !at_once) find_tiles(u, 1, t1, 0, &after[1], &unused);
-    } else if (at_once && u->head + n < u->attn->config.n_kv_heads) { /* likely the next KV head of the entry */
+    } else if (at_once &&
+               u->head + n < u->attn->config.n_kv_heads) { /* likely the next KV head of the entry */
         int32_t key = first_key_of(u);
         find_tiles(u, n, key / PAGED_ATTN_STEP * PAGED_ATTN_STEP, key, &after[0], &v_after);
     }
