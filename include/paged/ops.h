@@ -95,11 +95,11 @@ typedef struct paged_dense_i8 {
  * alone; the arrays must not overlap the cache. Export tells what is there. Import only reads `from`, and
  * takes what paged_kv_write can have left of finite input: values from -127 to 127, scales from 0 to
  * 2^100 / 127 (of K sqrt(B) times that, B as in kv.h). A row that was written with a NaN has the scale NaN,
- * so it leaves but does not come back; nor do slots with garbage, so memory without slots of its own writing
- * has to be zero. Thread rule: blocks are divided among ith of nth callers; every caller of an import checks
- * all of them before it writes, so that all refuse alike. Errors: INVALID_ARG (another type than i8, NULL,
- * strides, thread, a value without its scale), of an import naming slot, head and number; nothing is written
- * then. */
+ * so it leaves but does not come back. All slots count, those that nobody wrote too: where they may hold
+ * garbage, set their scales to 0 before an import. Thread rule: blocks are divided among ith of nth callers;
+ * every caller of an import checks all of them before it writes, so that all refuse alike. Errors:
+ * INVALID_ARG (another type than i8, NULL, strides, thread, a value without its scale), of an import naming
+ * slot, head and number; nothing is written then. */
 PAGED_API paged_status paged_kv_export_i8(const paged_kv *kv, paged_dense shape, const paged_dense_i8 *to,
                                           int32_t ith, int32_t nth, paged_error *err);
 PAGED_API paged_status paged_kv_import_i8(const paged_kv *kv, paged_dense shape, const paged_dense_i8 *from,

@@ -578,6 +578,9 @@ static void merges_of_nothing(void) {
 #define TESTS(X)                                                                                             \
     X(dense_arrays)                                                                                          \
     X(dense_refuses)                                                                                         \
-    X(dense_i8_arrays) X(dense_i8_limits) X(dense_i8_refuses_numbers) X(dense_i8_refuses)                    \
-        X(imported_attention) X(gathered_attention) X(gather_refuses) X(merged_states) X(merges_of_nothing)
+    X(dense_i8_arrays)                                                                                       \
+    X(dense_i8_limits)                                                                                       \
+    X(dense_i8_refuses_numbers)                                                                              \
+    X(dense_i8_refuses)                                                                                      \
+    X(imported_attention) X(gathered_attention) X(gather_refuses) X(merged_states) X(merges_of_nothing)
 TEST_MAIN(TESTS)
