@@ -20,7 +20,7 @@
  *
  * i8 has a scale (f32) for each slot and KV head besides: at k_scale + b * scale_block_stride +
  * h * scale_head_stride + o * 4 (v_scale likewise). It exists in the packed layout only.
- *   V   int8 values; an element is value * scale
+ *   V   int8 values, -127 to 127; an element is value * scale
  *   K   uint8, value + 128. The key is rotated before: in each run of B elements, B the largest power of two
  *       that divides head_dim_k, value[i] * scale = sum over j of (-1)^popcount(i & j) * key[j] / sqrt(B)
  * The largest value of a row is ±127. A row of zeros has scale 0; one with a NaN has scale NaN and values 0.

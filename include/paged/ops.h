@@ -68,7 +68,7 @@ PAGED_API void paged_kv_read(const paged_kv *kv, const int64_t *slots, int32_t n
 
 /* ---- the cache in other shapes; bytes are moved, never rounded ---- */
 
-/* Dense arrays that others use, of the element type of the cache. */
+/* The order of dense arrays that others use, of the element type of the cache. */
 typedef enum paged_dense {
     PAGED_DENSE_HEADS_FIRST = 0, /* [n_blocks, n_kv_heads, block_size, head_dim] */
     PAGED_DENSE_TOKENS_FIRST = 1 /* [n_blocks, block_size, n_kv_heads, head_dim] */
@@ -76,11 +76,34 @@ typedef enum paged_dense {
 
 /* All blocks of the cache, of either layout, to dense arrays k and v, and back. NULL for k or v leaves that
  * part alone. Thread rule: blocks are divided among ith of nth callers. Errors: INVALID_ARG; UNSUPPORTED for
- * i8, whose numbers mean nothing without their scales. */
+ * i8, whose numbers mean nothing without their scales: that is what follows. */
 PAGED_API paged_status paged_kv_export(const paged_kv *kv, paged_dense shape, void *k, void *v, int32_t ith,
                                        int32_t nth, paged_error *err);
 PAGED_API paged_status paged_kv_import(const paged_kv *kv, paged_dense shape, const void *k, const void *v,
                                        int32_t ith, int32_t nth, paged_error *err);
+
+/* Keys and values of an i8 cache as dense arrays; the caller's, borrowed for the call. An element is
+ * value * scale (no unit). K stays rotated as kv.h says, so a query has to be rotated too, and the scores are
+ * then the same; it comes signed, without the 128 that the cache adds. */
+typedef struct paged_dense_i8 {
+    int8_t *k, *v;            /* as paged_dense says */
+    float *k_scale, *v_scale; /* the same without the last axis: [n_blocks, n_kv_heads, block_size] or
+                               * [n_blocks, block_size, n_kv_heads] */
+} paged_dense_i8;
+
+/* The same for i8: all blocks, to the bit. NULL for k and k_scale, or for v and v_scale, leaves that part
+ * alone; the arrays must not overlap the cache. Export tells what is there. Import only reads `from`, and
+ * takes what paged_kv_write can have left of finite input: values from -127 to 127, scales from 0 to
+ * 2^100 / 127 (of K sqrt(B) times that, B as in kv.h). A row that was written with a NaN has the scale NaN,
+ * so it leaves but does not come back. All slots count, those that nobody wrote too: where they may hold
+ * garbage, set their scales to 0 before an import. Thread rule: blocks are divided among ith of nth callers;
+ * every caller of an import checks all of them before it writes, so that all refuse alike. Errors:
+ * INVALID_ARG (another type than i8, NULL, strides, thread, a value without its scale), of an import naming
+ * slot, head and number; nothing is written then. */
+PAGED_API paged_status paged_kv_export_i8(const paged_kv *kv, paged_dense shape, const paged_dense_i8 *to,
+                                          int32_t ith, int32_t nth, paged_error *err);
+PAGED_API paged_status paged_kv_import_i8(const paged_kv *kv, paged_dense shape, const paged_dense_i8 *from,
+                                          int32_t ith, int32_t nth, paged_error *err);
 
 /* Copies the keys and values of sequence `seq` to one run of blocks: its block i becomes block i of `to`,
  * which has the type, layout, block size and heads of `kv` and as many blocks as the sequence needs. What

@@ -177,32 +177,53 @@ class KV:
         return ((kv.n_blocks, kv.n_kv_heads, kv.block_size, dim) if order == lib.PAGED_DENSE_HEADS_FIRST else
                 (kv.n_blocks, kv.block_size, kv.n_kv_heads, dim))
 
-    def _convert(self, function, order, k, v, threads):
+    def _convert(self, direction, order, parts, threads):
+        if self.type == "i8":
+            function = getattr(lib, f"paged_kv_{direction}_i8")
+            names = (("k", "int8_t *"), ("v", "int8_t *"), ("k_scale", "float *"), ("v_scale", "float *"))
+            dense = (ffi.new("paged_dense_i8 *", {name: pointer(c, part) for (name, c), part in zip(names, parts)}),)
+        else:
+            function = getattr(lib, f"paged_kv_{direction}")
+            dense = tuple(pointer("void *", part) for part in parts)
+
         def call(ith, nth):
             error = new_error()
-            check(function(self._kv, order, pointer("void *", k), pointer("void *", v), ith, nth, error), error)
+            check(function(self._kv, order, *dense, ith, nth, error), error)
 
         parallel(threads, call)
 
-    def export_dense(self, order: str = "heads_first", threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """All blocks as dense arrays (k, v) of the cache's type: "heads_first" [n_blocks, n_kv_heads, block_size, head_dim] or
-        "tokens_first" [n_blocks, block_size, n_kv_heads, head_dim]. Bytes are moved, never rounded. Unsupported for int8."""
-        order = choice(order, ORDERS, "order")
-        element = arrays.TYPES[self.type][1]
-        k, v = (np.empty(self._dense_shape(order, dim), element) for dim in (self._kv.head_dim_k, self._kv.head_dim_v))
-        self._convert(lib.paged_kv_export, order, k, v, threads)
-        return k, v
+    def _dense_parts(self, order):
+        """(name, shape, type) of each array of the dense form."""
+        kv = self._kv
+        parts = [(name, self._dense_shape(order, dim), self.type) for name, dim in (("k", kv.head_dim_k), ("v", kv.head_dim_v))]
+        if self.type == "i8":
+            parts += [(name, self._dense_shape(order, 1)[:3], "f32") for name in ("k_scale", "v_scale")]
+        return parts
 
-    def import_dense(self, k: ArrayLike, v: ArrayLike, order: str = "heads_first", threads: int = 1) -> None:
-        """The inverse: k and v have the shapes that export_dense gives, and the cache's type."""
+    def export_dense(self, order: str = "heads_first", threads: int = 1) -> tuple[np.ndarray, ...]:
+        """All blocks as dense arrays (k, v) of the cache's type: "heads_first" [n_blocks, n_kv_heads, block_size, head_dim] or
+        "tokens_first" [n_blocks, block_size, n_kv_heads, head_dim]. Bytes are moved, never rounded. Of int8 (k, v, k_scale,
+        v_scale): the scales are float32, of that shape without its last axis, and keys stay rotated as kv.h says."""
         order = choice(order, ORDERS, "order")
-        parts = []
-        for name, x, dim in (("k", k, self._kv.head_dim_k), ("v", v, self._kv.head_dim_v)):
-            array = np.ascontiguousarray(shaped(x, name, self._dense_shape(order, dim), "as export_dense gives it"))
-            if type_name(array.dtype) != self.type:
-                raise InvalidArgument(f"{name} is of {array.dtype}, the cache of {self.type}")
+        parts = tuple(np.empty(shape, arrays.TYPES[dtype][1]) for _, shape, dtype in self._dense_parts(order))
+        self._convert("export", order, parts, threads)
+        return parts
+
+    def import_dense(self, k: ArrayLike, v: ArrayLike, order: str = "heads_first", threads: int = 1,
+                     k_scale: ArrayLike | None = None, v_scale: ArrayLike | None = None) -> None:
+        """The inverse: k and v have the shapes that export_dense gives, and the cache's type; of int8, and of that only, the
+        scales come along. InvalidArgument names what int8 does not hold: -128, and scales that are negative, not finite or
+        beyond all that `write` gives."""
+        order = choice(order, ORDERS, "order")
+        given, parts = {"k": k, "v": v, "k_scale": k_scale, "v_scale": v_scale}, []
+        if self.type != "i8" and not (k_scale is None and v_scale is None):
+            raise InvalidArgument(f"scales are given, which a cache of {self.type} does not have")
+        for name, shape, dtype in self._dense_parts(order):
+            array = np.ascontiguousarray(shaped(given[name], name, shape, "as export_dense gives it"))
+            if type_name(array.dtype) != dtype:
+                raise InvalidArgument(f"{name} is of {array.dtype}, not of {dtype}, as a cache of {self.type} has it")
             parts.append(array)
-        self._convert(lib.paged_kv_import, order, *parts, threads)
+        self._convert("import", order, parts, threads)
 
     def gather(self, tables: Tables, seq: int = 0, threads: int = 1) -> KV:
         """Keys and values of one sequence of `tables` in one piece, as a KV of its own whose block i is block i of the sequence.

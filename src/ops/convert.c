@@ -1,5 +1,6 @@
 /* convert.c: the cache in other shapes: dense arrays of all blocks, and a sequence gathered to one run of
  * blocks. Elements are moved as bytes, so every bit of them arrives, NaN included. */
+#include "ops/i8.h"
 #include "ops/tables.h"
 
 #define INVALID(...) return paged__fail(err, PAGED_ERR_INVALID_ARG, __VA_ARGS__)
@@ -13,25 +14,45 @@ typedef struct pair {
     int64_t dense_stride;
     int32_t block_size, head_dim;
     paged_layout layout;
-    bool value, pairs; /* bf16 is packed in pairs */
-    size_t elem;
+    bool value;
 } pair;
 
-static inline int64_t cache_element(const pair *p, int64_t o, int64_t d) {
+/* The element of a cache: constant in each call of move_block, so that a copy is a move. */
+typedef struct element {
+    size_t bytes;
+    int64_t group; /* how many lie together in a packed tile: of d for K, of tokens for V */
+    uint8_t flip;  /* keys of i8 have PAGED__I8_BIAS added: the highest bit the other way round */
+} element;
+
+static inline int64_t cache_element(const pair *p, int64_t group, int64_t o, int64_t d) {
     int64_t n = p->head_dim, tile = o / PAGED_TILE * PAGED_TILE * n, i = o % PAGED_TILE;
     if (p->layout == PAGED_LAYOUT_PLAIN) return o * n + d;
-    if (p->value) return tile + (p->pairs ? i / 2 * 2 * n + d * 2 + i % 2 : i * n + d);
-    return tile + (p->pairs ? d / 2 * 32 + i * 2 + d % 2 : d * PAGED_TILE + i);
+    if (p->value) return tile + i / group * group * n + d * group + i % group;
+    return tile + d / group * group * PAGED_TILE + i * group + d % group;
 }
 
-/* `elem` is 2 or 4 and constant in each call, so that a copy is a move. */
-static inline void move_block(const pair *p, bool to_dense, size_t elem) {
+static inline void move_block(const pair *p, bool to_dense, element e) {
     for (int64_t o = 0; o < p->block_size; o++)
         for (int64_t d = 0; d < p->head_dim; d++) {
-            uint8_t *cache = p->cache + (size_t)cache_element(p, o, d) * elem;
-            uint8_t *dense = p->dense + (size_t)(o * p->dense_stride + d) * elem;
-            memcpy(to_dense ? dense : cache, to_dense ? cache : dense, elem);
+            uint8_t *cache = p->cache + (size_t)cache_element(p, e.group, o, d) * e.bytes;
+            uint8_t *dense = p->dense + (size_t)(o * p->dense_stride + d) * e.bytes;
+            uint8_t *to = to_dense ? dense : cache;
+            memcpy(to, to_dense ? cache : dense, e.bytes);
+            if (e.flip) *to ^= e.flip;
         }
+}
+
+static void move_block_of(const pair *p, paged_type type, bool to_dense) {
+    if (type == PAGED_TYPE_F32)
+        move_block(p, to_dense, (element){4, 1, 0});
+    else if (type == PAGED_TYPE_F16)
+        move_block(p, to_dense, (element){2, 1, 0});
+    else if (type == PAGED_TYPE_BF16)
+        move_block(p, to_dense, (element){2, 2, 0});
+    else if (p->value)
+        move_block(p, to_dense, (element){1, 4, 0});
+    else
+        move_block(p, to_dense, (element){1, 4, PAGED__I8_BIAS});
 }
 
 /* The part of thread ith of one array, k or v. */
@@ -45,36 +66,37 @@ static void move_all(const paged_kv *kv, bool value, paged_dense shape, uint8_t 
               .block_size = kv->block_size,
               .head_dim = (int32_t)head_dim,
               .layout = kv->layout,
-              .value = value,
-              .pairs = kv->type == PAGED_TYPE_BF16,
-              .elem = paged__type_bytes(kv->type)};
+              .value = value};
+    int64_t elem = (int64_t)paged__type_bytes(kv->type);
     for (int64_t b = begin; b < end; b++)
         for (int64_t h = 0; h < n_heads; h++) {
             int64_t first =
                 b * n_heads * kv->block_size * head_dim + h * head_dim * (tokens_first ? 1 : kv->block_size);
             p.cache = (value ? kv->v : kv->k) + b * kv->block_stride + h * head_stride;
-            p.dense = dense + (size_t)first * p.elem;
-            if (p.elem == 4)
-                move_block(&p, to_dense, 4);
-            else
-                move_block(&p, to_dense, 2);
+            p.dense = dense + first * elem;
+            move_block_of(&p, kv->type, to_dense);
         }
 }
 
 static paged_status check_dense(const paged_kv *kv, paged_dense shape, const void *k, const void *v,
                                 int32_t ith, int32_t nth, paged_error *err) {
     if (!kv) INVALID("kv is NULL");
-    if (kv->type == PAGED_TYPE_I8)
-        return paged__fail(err, PAGED_ERR_UNSUPPORTED, "i8 has no dense form without its scales");
     if ((uint32_t)shape > PAGED_DENSE_TOKENS_FIRST) INVALID("the dense shape is %d", (int)shape);
     if (nth < 1 || ith < 0 || ith >= nth) INVALID("thread %d of %d", ith, nth);
     if ((k && !kv->k) || (v && !kv->v)) INVALID("%s of the cache is NULL", k && !kv->k ? "k" : "v");
     return paged__kv_check(kv, err);
 }
 
+static paged_status check_not_i8(const paged_kv *kv, paged_error *err) {
+    if (!kv || kv->type != PAGED_TYPE_I8) return PAGED_OK; /* NULL is told later */
+    return paged__fail(err, PAGED_ERR_UNSUPPORTED,
+                       "i8 has no dense form without its scales: paged_kv_export_i8 and paged_kv_import_i8");
+}
+
 paged_status paged_kv_export(const paged_kv *kv, paged_dense shape, void *k, void *v, int32_t ith,
                              int32_t nth, paged_error *err) {
-    paged_status status = check_dense(kv, shape, k, v, ith, nth, err);
+    paged_status status = check_not_i8(kv, err);
+    if (!status) status = check_dense(kv, shape, k, v, ith, nth, err);
     if (status) return status;
     if (k) move_all(kv, false, shape, k, true, ith, nth);
     if (v) move_all(kv, true, shape, v, true, ith, nth);
@@ -83,11 +105,110 @@ paged_status paged_kv_export(const paged_kv *kv, paged_dense shape, void *k, voi
 
 paged_status paged_kv_import(const paged_kv *kv, paged_dense shape, const void *k, const void *v, int32_t ith,
                              int32_t nth, paged_error *err) {
-    paged_status status = check_dense(kv, shape, k, v, ith, nth, err);
+    paged_status status = check_not_i8(kv, err);
+    if (!status) status = check_dense(kv, shape, k, v, ith, nth, err);
     if (status) return status;
     /* Only read: the direction is the other one. */
     if (k) move_all(kv, false, shape, (uint8_t *)(uintptr_t)k, false, ith, nth);
     if (v) move_all(kv, true, shape, (uint8_t *)(uintptr_t)v, false, ith, nth);
+    return PAGED_OK;
+}
+
+/* ---- dense arrays of i8 ---- */
+
+/* Where the scale of a slot and head lies in a dense array. */
+static int64_t dense_scale(const paged_kv *kv, paged_dense shape, int64_t b, int64_t h, int64_t o) {
+    return shape == PAGED_DENSE_TOKENS_FIRST ? (b * kv->block_size + o) * kv->n_kv_heads + h
+                                             : (b * kv->n_kv_heads + h) * kv->block_size + o;
+}
+
+static void move_scales(const paged_kv *kv, bool value, paged_dense shape, float *dense, bool to_dense,
+                        int32_t ith, int32_t nth) {
+    int64_t begin = (int64_t)kv->n_blocks * ith / nth, end = (int64_t)kv->n_blocks * (ith + 1) / nth;
+    for (int64_t b = begin; b < end; b++)
+        for (int64_t h = 0; h < kv->n_kv_heads; h++)
+            for (int64_t o = 0; o < kv->block_size; o++) {
+                void *there = dense + dense_scale(kv, shape, b, h, o),
+                     *here = (value ? kv->v_scale : kv->k_scale) + b * kv->scale_block_stride +
+                             h * kv->scale_head_stride + o * (int64_t)sizeof(float);
+                memcpy(to_dense ? there : here, to_dense ? here : there, sizeof(float));
+            }
+}
+
+static paged_status check_dense_i8(const paged_kv *kv, paged_dense shape, const paged_dense_i8 *dense,
+                                   int32_t ith, int32_t nth, paged_error *err) {
+    if (!dense) INVALID("the dense side is NULL");
+    paged_status status = check_dense(kv, shape, dense->k, dense->v, ith, nth, err);
+    if (status) return status;
+    if (kv->type != PAGED_TYPE_I8)
+        INVALID("type of the cache is %d, not %d (i8)", (int)kv->type, (int)PAGED_TYPE_I8);
+    if (!dense->k != !dense->k_scale)
+        INVALID("%s is NULL and %s is not", dense->k ? "k_scale" : "k", dense->k ? "k" : "k_scale");
+    if (!dense->v != !dense->v_scale)
+        INVALID("%s is NULL and %s is not", dense->v ? "v_scale" : "v", dense->v ? "v" : "v_scale");
+    if (((uintptr_t)dense->k_scale | (uintptr_t)dense->v_scale) % sizeof(float))
+        INVALID("k_scale or v_scale is not aligned to its elements");
+    return PAGED_OK;
+}
+
+/* The first of n bytes that is -128, or n. The common answer is found in bulk. */
+static int64_t first_low(const int8_t *x, int64_t n) {
+    bool low = false;
+    for (int64_t i = 0; i < n; i++) low |= x[i] == INT8_MIN;
+    if (!low) return n;
+    int64_t i = 0;
+    while (x[i] != INT8_MIN) i++;
+    return i;
+}
+
+/* What import takes: rows as paged_kv_write could have left them, but for the largest value of a row. */
+static paged_status check_rows(const paged_kv *kv, bool value, paged_dense shape, const int8_t *x,
+                               const float *scale, paged_error *err) {
+    int32_t head_dim = value ? kv->head_dim_v : kv->head_dim_k;
+    const char *name = value ? "v" : "k";
+    float most = paged__i8_scale_max(head_dim, !value);
+    for (int64_t b = 0; b < kv->n_blocks; b++)
+        for (int64_t o = 0; o < kv->block_size; o++)
+            for (int64_t h = 0; h < kv->n_kv_heads; h++) {
+                int64_t at = dense_scale(kv, shape, b, h, o), d = first_low(x + at * head_dim, head_dim);
+                if (!(scale[at] >= 0 && scale[at] <= most)) /* NaN as well */
+                    INVALID("%s_scale of slot %lld (block %lld, offset %lld), KV head %lld is %g, not in "
+                            "0 ... %g",
+                            name, (long long)(b * kv->block_size + o), (long long)b, (long long)o,
+                            (long long)h, (double)scale[at], (double)most);
+                if (d < head_dim)
+                    INVALID("%s of slot %lld (block %lld, offset %lld), KV head %lld: element %lld is -128, "
+                            "not in -127 ... 127",
+                            name, (long long)(b * kv->block_size + o), (long long)b, (long long)o,
+                            (long long)h, (long long)d);
+            }
+    return PAGED_OK;
+}
+
+static void move_i8(const paged_kv *kv, paged_dense shape, const paged_dense_i8 *dense, bool to_dense,
+                    int32_t ith, int32_t nth) {
+    if (dense->k) move_all(kv, false, shape, (uint8_t *)dense->k, to_dense, ith, nth);
+    if (dense->v) move_all(kv, true, shape, (uint8_t *)dense->v, to_dense, ith, nth);
+    if (dense->k) move_scales(kv, false, shape, dense->k_scale, to_dense, ith, nth);
+    if (dense->v) move_scales(kv, true, shape, dense->v_scale, to_dense, ith, nth);
+}
+
+paged_status paged_kv_export_i8(const paged_kv *kv, paged_dense shape, const paged_dense_i8 *to, int32_t ith,
+                                int32_t nth, paged_error *err) {
+    paged_status status = check_dense_i8(kv, shape, to, ith, nth, err);
+    if (status) return status;
+    move_i8(kv, shape, to, true, ith, nth);
+    return PAGED_OK;
+}
+
+paged_status paged_kv_import_i8(const paged_kv *kv, paged_dense shape, const paged_dense_i8 *from,
+                                int32_t ith, int32_t nth, paged_error *err) {
+    paged_status status = check_dense_i8(kv, shape, from, ith, nth, err);
+    /* All blocks, not this caller's alone: all callers refuse alike, and nobody has written by then. */
+    if (!status && from->k) status = check_rows(kv, false, shape, from->k, from->k_scale, err);
+    if (!status && from->v) status = check_rows(kv, true, shape, from->v, from->v_scale, err);
+    if (status) return status;
+    move_i8(kv, shape, from, false, ith, nth);
     return PAGED_OK;
 }
 

@@ -107,6 +107,12 @@ int64_t paged__i8_from_f32(int8_t *bytes, float *scale, const float *src, float 
     return 0;
 }
 
+float paged__i8_scale_max(int32_t n, bool rotate) {
+    /* A block of `order` times PAGED__I8_MAX has their sum as its first element, exactly, and zeros. */
+    float order = (float)(rotate ? rotation_order(n) : 1);
+    return order * PAGED__I8_MAX * (1 / sqrtf(order)) / 127;
+}
+
 void paged__i8_to_f32(float *dst, const int8_t *bytes, float scale, int32_t n, bool rotated) {
     for (int32_t i = 0; i < n; i++) dst[i] = bytes[i];
     if (rotated) {

@@ -67,6 +67,8 @@ void paged__i8_weights(const paged__step *step);
  * all NaN: its scale is. */
 int64_t paged__i8_from_f32(int8_t *bytes, float *scale, const float *src, float factor, int32_t n,
                            bool rotate);
+/* The largest scale that the above gives. */
+float paged__i8_scale_max(int32_t n, bool rotate);
 /* The row that bytes and scale stand for. */
 void paged__i8_to_f32(float *dst, const int8_t *bytes, float scale, int32_t n, bool rotated);
 

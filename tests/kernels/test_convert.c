@@ -229,6 +229,308 @@ static void gather_refuses(void) {
     world_free(&w);
 }
 
+/* ---- dense arrays of i8 ---- */
+
+/* As boxed_make, with scales behind, all bytes 0xee. */
+static boxed boxed_i8(int32_t block_size, int32_t dk, int32_t dv, bool heads_outside) {
+    int64_t k = (int64_t)block_size * dk, v = (int64_t)block_size * dv, scales = 4LL * block_size + 12;
+    boxed b = {.kv = {.n_blocks = 3,
+                      .block_size = block_size,
+                      .n_kv_heads = 2,
+                      .head_dim_k = dk,
+                      .head_dim_v = dv,
+                      .type = PAGED_TYPE_I8,
+                      .layout = PAGED_LAYOUT_PACKED}};
+    b.kv.block_stride = heads_outside ? k + v + 8 : 2 * (k + v) + 64;
+    b.kv.k_head_stride = heads_outside ? 3 * b.kv.block_stride : k;
+    b.kv.v_head_stride = heads_outside ? 3 * b.kv.block_stride : v;
+    b.kv.scale_block_stride = heads_outside ? 2 * scales : scales;
+    b.kv.scale_head_stride = heads_outside ? scales : 3 * scales;
+    int64_t values = 6 * (k + v + 64);
+    b.size = (size_t)(values + 12 * scales);
+    b.bytes = take(b.size, 1);
+    memset(b.bytes, 0xee, b.size);
+    b.kv.k = b.bytes;
+    b.kv.v = b.bytes + (heads_outside ? k : 2 * k);
+    b.kv.k_scale = b.bytes + values;
+    b.kv.v_scale = b.kv.k_scale + 6 * scales;
+    return b;
+}
+
+/* The table of kv.h: the byte of an element, and those of the scale of its row. */
+static uint8_t *byte_at(const paged_kv *kv, bool value, int64_t slot, int64_t h, int64_t d) {
+    int64_t head_stride = value ? kv->v_head_stride : kv->k_head_stride;
+    return (value ? kv->v : kv->k) + slot / kv->block_size * kv->block_stride + h * head_stride +
+           kv_element(kv, value, slot % kv->block_size, d);
+}
+
+static uint8_t *scale_at(const paged_kv *kv, bool value, int64_t slot, int64_t h) {
+    return (value ? kv->v_scale : kv->k_scale) + slot / kv->block_size * kv->scale_block_stride +
+           h * kv->scale_head_stride + slot % kv->block_size * 4;
+}
+
+/* The largest scale that kv.h allows: a key whose B elements are all 2^100 has sqrt(B) * 2^100 first. */
+static float largest_scale(int32_t n, bool value) {
+    int32_t order = 1;
+    while (!value && n % (2 * order) == 0) order *= 2;
+    return (float)(ldexp(1, 100) * sqrt(order) / 127 * (1 - 1e-6));
+}
+
+/* Any value but -128; scales 0, the largest, and between. */
+static void fill_i8(const boxed *b, uint64_t *rng) {
+    for (int32_t value = 0; value < 2; value++) {
+        int32_t n = value ? b->kv.head_dim_v : b->kv.head_dim_k;
+        for (int64_t slot = 0; slot < 3LL * b->kv.block_size; slot++)
+            for (int64_t h = 0; h < 2; h++) {
+                float scale = draw(rng, 8) ? 1e-3f * (float)draw(rng, 5000) : largest_scale(n, value);
+                memcpy(scale_at(&b->kv, value, slot, h), &scale, 4);
+                for (int64_t d = 0; d < n; d++)
+                    *byte_at(&b->kv, value, slot, h, d) = (uint8_t)(draw(rng, 255) - 127 + (value ? 0 : 128));
+            }
+    }
+}
+
+typedef struct dense_i8 {
+    paged_dense_i8 at;
+    size_t n_k, n_v, n_scales;
+} dense_i8;
+
+static dense_i8 dense_i8_make(const paged_kv *kv) {
+    size_t n = (size_t)kv->n_blocks * (size_t)kv->n_kv_heads * (size_t)kv->block_size;
+    dense_i8 d = {.n_k = n * (size_t)kv->head_dim_k, .n_v = n * (size_t)kv->head_dim_v, .n_scales = n};
+    d.at = (paged_dense_i8){take(d.n_k, 1), take(d.n_v, 1), take(n, 4), take(n, 4)};
+    return d;
+}
+
+static void dense_i8_free(dense_i8 *d) {
+    free(d->at.k);
+    free(d->at.v);
+    free(d->at.k_scale);
+    free(d->at.v_scale);
+}
+
+/* All of the dense arrays is what the cache holds, one by one. */
+static void check_dense_i8(const paged_kv *kv, paged_dense form, const paged_dense_i8 *dense) {
+    for (int32_t value = 0; value < 2; value++)
+        for (int64_t slot = 0, size = kv->block_size; slot < kv->n_blocks * size; slot++)
+            for (int64_t h = 0; h < kv->n_kv_heads; h++) {
+                int64_t n = value ? kv->head_dim_v : kv->head_dim_k,
+                        at = dense_at(kv, form, value, slot / size, slot % size, h, 0);
+                const int8_t *row = (value ? dense->v : dense->k) + at;
+                for (int64_t d = 0; d < n; d++) {
+                    int32_t byte = *byte_at(kv, value, slot, h, d);
+                    CHECK_EQ(row[d], value ? byte - 256 * (byte > 127) : byte - 128);
+                }
+                CHECK(!memcmp((value ? dense->v_scale : dense->k_scale) + at / n,
+                              scale_at(kv, value, slot, h), 4));
+            }
+}
+
+/* Bytes between the rows and the scales are as they were. */
+static void check_gaps(boxed *b) {
+    for (int32_t value = 0; value < 2; value++)
+        for (int64_t slot = 0; slot < 3LL * b->kv.block_size; slot++)
+            for (int64_t h = 0; h < 2; h++) {
+                memset(scale_at(&b->kv, value, slot, h), 0xee, 4);
+                for (int64_t d = 0; d < (value ? b->kv.head_dim_v : b->kv.head_dim_k); d++)
+                    *byte_at(&b->kv, value, slot, h, d) = 0xee;
+            }
+    for (size_t i = 0; i < b->size; i++) CHECK_EQ(b->bytes[i], 0xee);
+}
+
+static void round_trip_i8(const boxed *b, paged_dense form, bool heads_outside) {
+    dense_i8 d = dense_i8_make(&b->kv), again = dense_i8_make(&b->kv);
+    paged_error err;
+    for (int32_t i = 0; i < 4; i++) CHECK_EQ(paged_kv_export_i8(&b->kv, form, &d.at, i, 4, &err), PAGED_OK);
+    check_dense_i8(&b->kv, form, &d.at);
+
+    boxed back = boxed_i8(b->kv.block_size, b->kv.head_dim_k, b->kv.head_dim_v, heads_outside);
+    const paged_dense_i8 k = {.k = d.at.k, .k_scale = d.at.k_scale},
+                         v = {.v = d.at.v, .v_scale = d.at.v_scale};
+    if (paged_kv_import_i8(&back.kv, form, &k, 0, 1, &err)) test_fail(__FILE__, __LINE__, "%s", err.message);
+    CHECK(back.kv.v[0] == 0xee && back.kv.v_scale[0] == 0xee);
+    for (int32_t i = 0; i < 2; i++) CHECK_EQ(paged_kv_import_i8(&back.kv, form, &v, i, 2, &err), PAGED_OK);
+    check_dense_i8(&back.kv, form, &d.at);
+    CHECK_EQ(paged_kv_export_i8(&back.kv, form, &again.at, 0, 1, &err), PAGED_OK);
+    CHECK(!memcmp(d.at.k, again.at.k, d.n_k) && !memcmp(d.at.v, again.at.v, d.n_v));
+    CHECK(!memcmp(d.at.k_scale, again.at.k_scale, 4 * d.n_scales) &&
+          !memcmp(d.at.v_scale, again.at.v_scale, 4 * d.n_scales));
+    check_gaps(&back);
+    free(back.bytes);
+    dense_i8_free(&d);
+    dense_i8_free(&again);
+}
+
+static void dense_i8_arrays(void) {
+    static const int32_t sizes[] = {16, 32, 48, 256}, dims[] = {4, 12, 64, 80, 128, 512};
+    uint64_t rng = test_seed;
+    for (int32_t i = 0; i < 4; i++)
+        for (int32_t j = 0; j < 6; j++)
+            for (int32_t outside = 0; outside < 2; outside++) {
+                if (is_slow() && (i + j) % 3) continue;
+                boxed b = boxed_i8(sizes[i], dims[j], dims[(j + 1 + i) % 6], outside);
+                fill_i8(&b, &rng);
+                round_trip_i8(&b, PAGED_DENSE_HEADS_FIRST, !outside);
+                round_trip_i8(&b, PAGED_DENSE_TOKENS_FIRST, outside);
+                free(b.bytes);
+            }
+}
+
+/* What paged_kv_write leaves at its limits comes back; the NaN that it stores leaves, and is refused. */
+static void dense_i8_limits(void) {
+    boxed b = boxed_i8(16, 24, 4, false), back = boxed_i8(16, 24, 4, true);
+    fill_i8(&b, &(uint64_t){test_seed});
+    float k[2 * 24], v[2 * 4];
+    int64_t slot = 17;
+    for (int32_t i = 0; i < 48; i++) k[i] = i % 2 && i > 24 ? -INFINITY : INFINITY;
+    for (int32_t i = 0; i < 8; i++) v[i] = i % 2 ? 1e38f : 0x1p-101f;
+    CHECK_EQ(paged_kv_write(&b.kv, k, 0, v, 0, &slot, 1, 0, 1), 0);
+    dense_i8 d = dense_i8_make(&b.kv);
+    paged_error err;
+    CHECK_EQ(paged_kv_export_i8(&b.kv, PAGED_DENSE_TOKENS_FIRST, &d.at, 0, 1, &err), PAGED_OK);
+    CHECK_EQ(paged_kv_import_i8(&back.kv, PAGED_DENSE_TOKENS_FIRST, &d.at, 0, 1, &err), PAGED_OK);
+    check_dense_i8(&back.kv, PAGED_DENSE_TOKENS_FIRST, &d.at);
+
+    v[5] = NAN;
+    CHECK_EQ(paged_kv_write(&b.kv, k, 0, v, 0, &slot, 1, 0, 1), 1);
+    CHECK_EQ(paged_kv_export_i8(&b.kv, PAGED_DENSE_TOKENS_FIRST, &d.at, 0, 1, &err), PAGED_OK);
+    CHECK(isnan(d.at.v_scale[17 * 2 + 1]) && d.at.v[(17 * 2 + 1) * 4] == 0);
+    CHECK_EQ(paged_kv_import_i8(&back.kv, PAGED_DENSE_TOKENS_FIRST, &d.at, 0, 1, &err),
+             PAGED_ERR_INVALID_ARG);
+    CHECK(strstr(err.message, "v_scale of slot 17 (block 1, offset 1), KV head 1 is "));
+    dense_i8_free(&d);
+    free(b.bytes);
+    free(back.bytes);
+}
+
+/* An import that is refused says `words`, on every thread, and writes nothing. */
+static void refused_i8(const boxed *to, const paged_dense_i8 *from, const char *words) {
+    for (int32_t i = 0; i < 3; i++) {
+        paged_error err = {0};
+        CHECK_EQ(paged_kv_import_i8(&to->kv, PAGED_DENSE_HEADS_FIRST, from, i, 3, &err),
+                 PAGED_ERR_INVALID_ARG);
+        if (!strstr(err.message, words))
+            test_fail(__FILE__, __LINE__, "\"%s\" without \"%s\"", err.message, words);
+    }
+    for (size_t i = 0; i < to->size; i++) CHECK_EQ(to->bytes[i], 0xee);
+}
+
+static void dense_i8_refuses_numbers(void) {
+    boxed b = boxed_i8(16, 8, 12, false);
+    dense_i8 d = dense_i8_make(&b.kv);
+    static const float bad[] = {NAN, INFINITY, -INFINITY, -1e-30f, 3e38f};
+    /* [3, 2, 16]: block 2, head 1, offset 5 */
+    int64_t at = (2 * 2 + 1) * 16 + 5;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        for (int32_t value = 0; value < 2; value++) {
+            float *scale = (value ? d.at.v_scale : d.at.k_scale) + at;
+            *scale = bad[i];
+            refused_i8(&b, &d.at,
+                       value ? "v_scale of slot 37 (block 2, offset 5), KV head 1 is "
+                             : "k_scale of slot 37 (block 2, offset 5), KV head 1 is ");
+            *scale = 0;
+        }
+    d.at.k_scale[at] = -2.5f;
+    refused_i8(&b, &d.at, "KV head 1 is -2.5, not in 0 ... ");
+    d.at.k_scale[at] = 0;
+    for (int32_t value = 0; value < 2; value++) {
+        d.at.v_scale[at] = largest_scale(12, true) * (value ? 1 : 1.01f);
+        if (!value) refused_i8(&b, &d.at, "not in 0 ... 9.98");
+    }
+    d.at.v[at * 12 + 7] = -128;
+    refused_i8(&b, &d.at,
+               "v of slot 37 (block 2, offset 5), KV head 1: element 7 is -128, not in -127 ... 127");
+    d.at.k[at * 8] = -128;
+    refused_i8(&b, &d.at, "k of slot 37 (block 2, offset 5), KV head 1: element 0 is -128");
+    dense_i8_free(&d);
+    free(b.bytes);
+}
+
+static void dense_i8_refuses(void) {
+    boxed b = boxed_i8(16, 8, 8, false);
+    dense_i8 d = dense_i8_make(&b.kv);
+    paged_error err;
+    const paged_dense form = PAGED_DENSE_HEADS_FIRST;
+    refused_i8(&b, NULL, "the dense side is NULL");
+    refused_i8(&b, &(paged_dense_i8){.k = d.at.k}, "k_scale is NULL and k is not");
+    refused_i8(&b, &(paged_dense_i8){.k_scale = d.at.k_scale}, "k is NULL and k_scale is not");
+    refused_i8(&b, &(paged_dense_i8){.v = d.at.v}, "v_scale is NULL and v is not");
+    refused_i8(&b, &(paged_dense_i8){.v_scale = d.at.v_scale}, "v is NULL and v_scale is not");
+    CHECK_EQ(paged_kv_export_i8(&b.kv, form, NULL, 0, 1, &err), PAGED_ERR_INVALID_ARG);
+    CHECK_EQ(paged_kv_export_i8(NULL, form, &d.at, 0, 1, &err), PAGED_ERR_INVALID_ARG);
+    CHECK_STR(err.message, "kv is NULL");
+    CHECK_EQ(paged_kv_export_i8(&b.kv, (paged_dense)2, &d.at, 0, 1, &err), PAGED_ERR_INVALID_ARG);
+    CHECK_EQ(paged_kv_import_i8(&b.kv, form, &d.at, -1, 1, &err), PAGED_ERR_INVALID_ARG);
+    CHECK_STR(err.message, "thread -1 of 1");
+    CHECK_EQ(paged_kv_export(&b.kv, form, d.at.k, d.at.v, 0, 1, &err), PAGED_ERR_UNSUPPORTED);
+    CHECK_EQ(paged_kv_import(&b.kv, form, d.at.k, d.at.v, 0, 1, &err), PAGED_ERR_UNSUPPORTED);
+
+    boxed bad = b;
+    bad.kv.k = NULL;
+    refused_i8(&bad, &d.at, "k of the cache is NULL");
+    bad = b;
+    bad.kv.v_scale = NULL;
+    refused_i8(&bad, &d.at, "v_scale of the cache is NULL");
+    bad = b;
+    bad.kv.scale_head_stride = 60;
+    refused_i8(&bad, &d.at, "scale_head_stride is 60 bytes");
+    bad = b;
+    bad.kv.layout = PAGED_LAYOUT_PLAIN;
+    refused_i8(&bad, &d.at, "packed layout only");
+    bad = b;
+    bad.kv.type = PAGED_TYPE_F16;
+    bad.kv.k_head_stride = bad.kv.v_head_stride = 256;
+    bad.kv.block_stride = 1024;
+    refused_i8(&bad, &d.at, "type of the cache is 0, not 3 (i8)");
+    dense_i8_free(&d);
+    free(b.bytes);
+}
+
+/* Another pool with the keys and values of the first answers with the same bits, packed tails and tables a
+ * head among them. */
+static void imported_attention(void) {
+    uint64_t rng = test_seed;
+    paged_cpu_mask(~0u);
+    for (int32_t how = 0; how < 4; how++) {
+        shape s = {.type = PAGED_TYPE_I8,
+                   .layout = PAGED_LAYOUT_PACKED,
+                   .block_size = 48,
+                   .n_heads = 6,
+                   .n_kv_heads = 2,
+                   .dk = 64,
+                   .dv = 32};
+        const int32_t n_keys[] = {70, 0, 1, 640}, n_queries[] = {3, 1, 1, 2};
+        world w = world_make(s, 4, n_keys, n_queries, how % 2 ? FILL_OUTLIER : FILL_UNIFORM, &rng);
+        place p = place_make(&w, s.layout, s.block_size, false, how == 3, false, &rng);
+        if (how == 2) place_tails(&w, &p);
+        result want = run_all(&w, &p, 1);
+        check_all(&w, &want);
+
+        place fresh = run_make(&w, &p, p.kv.n_blocks, false), other = p;
+        other.kv = fresh.kv;
+        dense_i8 d = dense_i8_make(&p.kv);
+        paged_dense form = how % 2 ? PAGED_DENSE_TOKENS_FIRST : PAGED_DENSE_HEADS_FIRST;
+        paged_error err;
+        for (int32_t i = 0; i < 2; i++)
+            CHECK_EQ(paged_kv_export_i8(&p.kv, form, &d.at, i, 2, &err), PAGED_OK);
+        for (size_t i = 0; i < d.n_scales; i++) { /* of slots that no sequence has, which are poison */
+            if (isnan(d.at.k_scale[i])) d.at.k_scale[i] = 0;
+            if (isnan(d.at.v_scale[i])) d.at.v_scale[i] = 0;
+        }
+        for (int32_t i = 0; i < 3; i++)
+            if (paged_kv_import_i8(&other.kv, form, &d.at, i, 3, &err))
+                test_fail(__FILE__, __LINE__, "%s", err.message);
+        memset(p.bytes, 0xff, (size_t)(p.kv.block_stride * p.kv.n_blocks));
+        result got = run_all(&w, &other, 2);
+        must_equal(&w, &want, &got, "an imported cache");
+        dense_i8_free(&d);
+        result_free(&want);
+        place_free(&fresh);
+        place_free(&p);
+        world_free(&w);
+    }
+}
+
 /* ---- merge ---- */
 
 /* Attention over the keys from …, then merged with that over the keys before, equals attention over all. */
@@ -275,5 +577,10 @@ static void merges_of_nothing(void) {
 
 #define TESTS(X)                                                                                             \
     X(dense_arrays)                                                                                          \
-    X(dense_refuses) X(gathered_attention) X(gather_refuses) X(merged_states) X(merges_of_nothing)
+    X(dense_refuses)                                                                                         \
+    X(dense_i8_arrays)                                                                                       \
+    X(dense_i8_limits)                                                                                       \
+    X(dense_i8_refuses_numbers)                                                                              \
+    X(dense_i8_refuses)                                                                                      \
+    X(imported_attention) X(gathered_attention) X(gather_refuses) X(merged_states) X(merges_of_nothing)
 TEST_MAIN(TESTS)

@@ -123,6 +123,27 @@ def test_dense_there_and_back(dtype, layout, order):
         assert np.array_equal(a, b)
 
 
+@pytest.mark.parametrize("order", ["heads_first", "tokens_first"])
+def test_int8_is_dense_with_its_scales(order):
+    rng = np.random.default_rng(0)
+    kv = paged.KV.empty(4, 2, 16, 8, 12, "i8")
+    k, v = (rng.standard_normal((64, 2, dim), np.float32) for dim in (8, 12))
+    kv.write(k, v, np.arange(64))
+    parts = kv.export_dense(order, threads=2)
+    tokens_first = [x if order == "tokens_first" else x.swapaxes(1, 2) for x in parts]
+    k8, v8, k_scale, v_scale = (x.reshape(64, 2, *x.shape[3:]) for x in tokens_first)
+    assert k8.dtype == v8.dtype == np.int8 and k_scale.dtype == v_scale.dtype == np.float32
+    assert np.array_equal(v8 * v_scale[..., None], kv.read(np.arange(64))[1])
+    rotation = np.array([[(-1.0) ** bin(i & j).count("1") for j in range(8)] for i in range(8)]) / 8**.5  # kv.h
+    assert np.abs(k8 * k_scale[..., None] - k @ rotation).max() <= k_scale.max() * 0.51
+    other = paged.KV.empty(4, 2, 16, 8, 12, "i8")
+    other.import_dense(*parts[:2], order, k_scale=parts[2], v_scale=parts[3])
+    assert all(np.array_equal(a, b) for a, b in zip((other.k, other.v, *other.export_dense(order)), (kv.k, kv.v, *parts)))
+    parts[3][1, 0, 1] = -1
+    with pytest.raises(paged.InvalidArgument, match="v_scale of slot .* is -1, not in 0"):
+        other.import_dense(*parts[:2], order, k_scale=parts[2], v_scale=parts[3])
+
+
 @pytest.mark.parametrize("layout", ["plain", "packed"])
 def test_gather_is_the_same_sequence_in_one_piece(layout):
     rng = np.random.default_rng(1)
@@ -204,6 +225,12 @@ def run_with(tables, q=np.zeros((1, 1, 8), np.float32), **options):
     return op.run(q, **options)
 
 
+def import_int8(dtype="i8", **changes):
+    parts = {name: np.zeros((1, 1, 16), np.float32) for name in ("k_scale", "v_scale")}
+    values = np.zeros((1, 1, 16, 8), np.int8)
+    paged.KV.empty(1, 1, 16, 8, dtype=dtype).import_dense(values, values, **{**parts, **changes})
+
+
 ONE = np.zeros((1, 1, 8), np.float32)
 MISTAKES = [
     (lambda: run_with(paged.Tables([[4]], [1])), "entry 0 of its table is 4"),
@@ -221,6 +248,10 @@ MISTAKES = [
     (lambda: kv_and_op()[0].write(ONE, ONE, [64]), "slot 64 of token 0"),
     (lambda: kv_and_op()[0].write(ONE, ONE, [0], threads=0), "threads is 0, not in 1 … 1024"),
     (lambda: kv_and_op()[0].export_dense(threads=-1), "threads is -1"),
+    (lambda: import_int8(k_scale=None), "k_scale"),
+    (lambda: import_int8(v_scale=np.zeros((1, 16, 1), np.float32)), "v_scale has shape (1, 16, 1), not (1, 1, 16)"),
+    (lambda: import_int8(k_scale=np.zeros((1, 1, 16), np.float16)), "k_scale is of float16, not of f32"),
+    (lambda: import_int8("f16"), "scales are given, which a cache of f16 does not have"),
     (lambda: kv_and_op()[0].gather(paged.Tables([[0]], [1]), threads=5000), "threads is 5000"),
     (lambda: kv_and_op()[0].read([-1]), "slot -1 is negative"),
     (lambda: kv_and_op()[0].write(ONE, ONE, [0, 1]), "k has shape"),
