@@ -6,14 +6,27 @@
 
 #define LOG2_E 1.44269504088896340736
 
-/* Some KV heads of an entry, at work. Row r of head h is row h * n_rows + r of the scratch, with h counted
- * from `head`. */
+/* What a cascade brings into the cache while its prefix is at work: steps of the entries of its own. */
+typedef struct beside {
+    int32_t n_before, n_steps;   /* of the prefix: behind us, of all */
+    int32_t n_brought, n_wanted; /* of the entries of its own */
+    int32_t own, t0;             /* the step that comes next; entries before are there */
+} beside;
+
+/* Some KV heads of an entry, at work. Row r of head h is row (h * head_rows + first_row + r) of the scratch,
+ * with h counted from `head`. */
 typedef struct unit {
     const paged_attn *attn;
     const paged_kv *kv;
     const paged__entry *entry;
     int32_t head, n_heads;
+    int32_t head_rows, first_row;
+    beside *beside; /* NULL: nothing */
 } unit;
+
+static int64_t row_at(const unit *u, int32_t h, int32_t r) {
+    return (int64_t)h * u->head_rows + u->first_row + r;
+}
 
 static int64_t o_floats(const paged_attn *attn) {
     return attn->state_floats - PAGED__STATE_TAIL;
@@ -87,7 +100,7 @@ static paged__step *rows_of(const unit *u, const split_run *run, const paged__sc
                             paged__range rows) {
     const paged_attn *attn = u->attn;
     paged__step *step = &scratch->steps[h];
-    int64_t first = (int64_t)h * u->entry->n_rows + rows.first;
+    int64_t first = row_at(u, h, rows.first);
     step->n_rows = rows.end - rows.first;
     step->head_dim_k = attn->config.head_dim_k;
     step->head_dim_v = attn->config.head_dim_v;
@@ -147,6 +160,7 @@ static void set_lines(const unit *u, paged__tiles *k, paged__tiles *v) {
     int32_t row = PAGED_TILE * (int32_t)paged__type_bytes(u->kv->type);
     k->next_lines = (row * u->kv->head_dim_k + 63) / 64;
     v->next_lines = (row * u->kv->head_dim_v + 63) / 64;
+    k->n_next = v->n_next = PAGED__STEP_TILES;
 }
 
 /* A step of which K and V have to be brought into another form: head by head, since there is room for one. */
@@ -170,8 +184,8 @@ static void attend_brought(const unit *u, const split_run *run, const paged__scr
             paged__tiles_pack(run->tiles, &at, ends ? NULL : &next, scratch, run->widen, k->at, v->at);
         else
             paged__tiles_widen(run->tiles, &at, scratch, k->at, v->at);
-        memcpy(k->next, k->at, sizeof k->next);
-        memcpy(v->next, v->at, sizeof v->next);
+        memcpy(k->next, k->at, sizeof k->at);
+        memcpy(v->next, v->at, sizeof v->at);
         k->next_lines = v->next_lines = 0;
         bool at_once = attends_at_once(u, run, rows);
         if (at_once && !run->pack && !ends) {
@@ -197,7 +211,7 @@ static void find_tiles(const unit *u, int32_t h, int32_t t0, int32_t first, page
 }
 
 static void set_next(paged__tiles *tiles, const paged__tiles *next) {
-    memcpy(tiles->next, next->at, sizeof tiles->next);
+    memcpy(tiles->next, next->at, sizeof next->at);
     memcpy(tiles->next_scale, next->scale, sizeof tiles->next_scale);
 }
 
@@ -220,6 +234,37 @@ static void find_all(const unit *u, const paged__scratch *scratch, int32_t t0, i
     memcpy(steps[n - 1].k.next_scale, v_after.scale, sizeof v_after.scale);
 }
 
+/* A step of the entries of its own, if one is due after so many of the prefix, to be brought as well. */
+static void add_beside(const unit *u, const paged__scratch *scratch) {
+    const paged_attn *attn = u->attn;
+    beside *b = u->beside;
+    bool is_due = b->n_brought < b->n_wanted &&
+                  (int64_t)b->n_brought * b->n_steps <= (int64_t)b->n_before * b->n_wanted;
+    b->n_before++;
+    if (!is_due) return;
+    const paged__entry *own = &attn->owns[u->entry->own + b->own];
+    while (b->t0 >= own->n_keys) { /* one without keys */
+        own = &attn->owns[u->entry->own + ++b->own];
+        b->t0 = own->split_first * PAGED_ATTN_SPLIT;
+    }
+    for (int32_t h = 0; h < u->n_heads; h++) {
+        paged__table table = paged__table_of(u->kv, &attn->tables, own->seq, u->head + h);
+        paged__attn_step step = {.kv = u->kv,
+                                 .table = &table,
+                                 .head = u->head + h,
+                                 .t0 = b->t0,
+                                 .n_tokens = PAGED_MIN(own->n_keys - b->t0, PAGED_ATTN_STEP)};
+        paged__tiles *k = &scratch->steps[h].k, *v = &scratch->steps[h].v;
+        paged__tiles_find(&step, k->next + PAGED__STEP_TILES, v->next + PAGED__STEP_TILES);
+        k->n_next = v->n_next = 2 * PAGED__STEP_TILES;
+    }
+    b->t0 += PAGED_ATTN_STEP;
+    b->n_brought++;
+    if (b->t0 < own->n_keys || b->n_brought == b->n_wanted) return;
+    b->own++;
+    b->t0 = own[1].split_first * PAGED_ATTN_SPLIT;
+}
+
 /* The rows of all heads of the unit that see a token of the step at t0, against its tokens, of which the
  * first that counts is `first`. */
 static void attend_step(const unit *u, split_run *run, const paged__scratch *scratch, int32_t t0,
@@ -235,6 +280,7 @@ static void attend_step(const unit *u, split_run *run, const paged__scratch *scr
     }
     bool at_once = attends_at_once(u, run, rows);
     find_all(u, scratch, t0, first, at_once);
+    if (at_once && u->beside) add_beside(u, scratch);
     for (int32_t h = 0; h < u->n_heads; h++) {
         const paged__step *step = rows_of(u, run, scratch, h, rows);
         if (at_once)
@@ -264,7 +310,7 @@ static paged__range rows_between(const unit *u, const paged__scratch *scratch, i
 static void begin_states(const unit *u, const paged__scratch *scratch, paged__range rows, float *states) {
     const paged_attn *attn = u->attn;
     for (int32_t h = 0; h < u->n_heads; h++)
-        for (int32_t i = h * u->entry->n_rows + rows.first; i < h * u->entry->n_rows + rows.end; i++) {
+        for (int64_t i = row_at(u, h, rows.first); i < row_at(u, h, rows.end); i++) {
             memset(states + i * attn->state_floats, 0, (size_t)o_floats(attn) * sizeof(float));
             memset(scratch->l + i * PAGED__L_LANES, 0, PAGED__L_LANES * sizeof(float));
             *state_m(attn, states + i * attn->state_floats) = -INFINITY;
@@ -274,7 +320,7 @@ static void begin_states(const unit *u, const paged__scratch *scratch, paged__ra
 static void end_states(const unit *u, const paged__scratch *scratch, paged__range rows, float *states) {
     const paged_attn *attn = u->attn;
     for (int32_t h = 0; h < u->n_heads; h++)
-        for (int32_t i = h * u->entry->n_rows + rows.first; i < h * u->entry->n_rows + rows.end; i++)
+        for (int64_t i = row_at(u, h, rows.first); i < row_at(u, h, rows.end); i++)
             *state_l(attn, states + i * attn->state_floats) = sum_lanes(scratch->l + i * PAGED__L_LANES);
 }
 
@@ -304,13 +350,25 @@ static int32_t position_of(const paged_attn *attn, int32_t q, int32_t *seq) {
     return attn->tables.seqlens_k[*seq] - (attn->cu_seqlens_q[*seq + 1] - q);
 }
 
+/* What each row sees, which is the same in all heads. */
+static void set_rows(const unit *u, const paged__scratch *scratch) {
+    const paged_attn *attn = u->attn;
+    int32_t seq = u->entry->seq;
+    for (int32_t r = 0; r < u->entry->n_rows; r++) {
+        scratch->n_keys[r] = paged__row_keys(attn, u->entry, r);
+        scratch->first_key[r] = paged__row_first(attn, u->entry, r);
+        if (attn->slopes_log2)
+            scratch->position[r] = position_of(attn, u->entry->q_first + r / attn->group, &seq);
+    }
+}
+
 /* Queries into rows [KV head, query, head of the group], scaled, so that exp2 of a score is exp of the scaled
- * product; and what each row sees, which is the same in all heads. */
+ * product; and what they see. */
 static void load_queries(const unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
     const paged_attn_config *c = &attn->config;
     void (*load_q)(void *, const float *, float, int32_t) = attn->kernels->of[c->type]->load_q;
-    int32_t dk = c->head_dim_k, seq = u->entry->seq, n_q = u->entry->n_rows / attn->group;
+    int32_t dk = c->head_dim_k, n_q = u->entry->n_rows / attn->group;
     int64_t stride = io->q_stride ? io->q_stride : (int64_t)c->n_heads * dk;
     uint8_t *row = scratch->q;
     for (int32_t h = u->head; h < u->head + u->n_heads; h++) {
@@ -323,46 +381,43 @@ static void load_queries(const unit *u, const paged__scratch *scratch, const pag
                 load_q(row, at, attn->scale_log2, dk);
             }
     }
-    for (int32_t r = 0; r < u->entry->n_rows; r++) {
-        scratch->n_keys[r] = paged__row_keys(attn, u->entry, r);
-        scratch->first_key[r] = paged__row_first(attn, u->entry, r);
-        if (attn->slopes_log2)
-            scratch->position[r] = position_of(attn, u->entry->q_first + r / attn->group, &seq);
-    }
+    set_rows(u, scratch);
+}
+
+/* Folds a split of some rows of each head into what came before. */
+static void fold_split(const unit *u, const paged__scratch *scratch, int32_t split, float *states,
+                       paged__range rows) {
+    const paged_attn *attn = u->attn;
+    int64_t n = attn->state_floats;
+    for (int32_t h = 0; h < u->n_heads; h++)
+        for (int32_t r = rows.first; r < rows.end; r++) {
+            int64_t at = row_at(u, h, r) * n;
+            if (scratch->first_key[r] >= split * PAGED_ATTN_SPLIT && split > u->entry->split_first)
+                memcpy(scratch->acc + at, states + at,
+                       (size_t)n * sizeof(float)); /* its window begins here */
+            else
+                merge_state(attn, scratch->acc + at, states + at);
+        }
+}
+
+static void finish_rows(const unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
+    for (int32_t h = 0; h < u->n_heads; h++)
+        for (int32_t r = 0; r < u->entry->n_rows; r++)
+            finish_row(u->attn, u->entry, u->head + h, r,
+                       scratch->acc + row_at(u, h, r) * u->attn->state_floats, io);
 }
 
 /* All splits, folded as they come. */
 static void run_whole(const unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
-    const paged_attn *attn = u->attn;
-    int64_t n = attn->state_floats;
-    int32_t first = u->entry->split_first, n_rows = u->entry->n_rows;
+    int32_t first = u->entry->split_first;
     load_queries(u, scratch, io);
     attend_split(u, scratch, first, scratch->acc);
-    for (int32_t split = first + 1; split < first + u->entry->n_splits; split++) {
-        paged__range rows = attend_split(u, scratch, split, scratch->cur);
-        for (int32_t i = 0; i < u->n_heads * n_rows; i++) {
-            int32_t r = i % n_rows;
-            if (r < rows.first || r >= rows.end) continue;
-            if (scratch->first_key[r] >= split * PAGED_ATTN_SPLIT) /* its window begins here */
-                memcpy(scratch->acc + i * n, scratch->cur + i * n, (size_t)n * sizeof(float));
-            else
-                merge_state(attn, scratch->acc + i * n, scratch->cur + i * n);
-        }
-    }
-    for (int32_t h = 0; h < u->n_heads; h++)
-        for (int32_t r = 0; r < n_rows; r++)
-            finish_row(attn, u->entry, u->head + h, r, scratch->acc + (h * n_rows + r) * n, io);
+    for (int32_t split = first + 1; split < first + u->entry->n_splits; split++)
+        fold_split(u, scratch, split, scratch->cur, attend_split(u, scratch, split, scratch->cur));
+    finish_rows(u, scratch, io);
 }
 
-/* Where the merge finds the states of a split, counted from the entry's first, and a head. `cut` is the first
- * to go through the entry, if it is not one of a cascade. */
-static float *states_at(const paged_attn *attn, const paged__entry *entry, int32_t cut, int32_t split,
-                        int32_t head) {
-    if (entry->shared_q < 0) return paged__workspace(attn, cut, split, head);
-    return paged__cascade(attn, entry, head, entry->split_first + split);
-}
-
-/* One split of the unit, to where the merge finds it. */
+/* One split of the unit, to where the merge finds it. `cut` is the first to go through the entry. */
 static void run_split(const unit *u, const paged__scratch *scratch, int32_t split, int32_t cut,
                       const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
@@ -371,8 +426,94 @@ static void run_split(const unit *u, const paged__scratch *scratch, int32_t spli
     load_queries(u, scratch, io);
     attend_split(u, scratch, u->entry->split_first + split, scratch->cur);
     for (int32_t h = 0; h < u->n_heads; h++)
-        memcpy(states_at(attn, u->entry, cut, split, u->head + h), scratch->cur + h * n,
+        memcpy(paged__workspace(attn, cut, split, u->head + h), scratch->cur + h * n,
                (size_t)n * sizeof(float));
+}
+
+/* ---- a unit of a cascade ---- */
+
+/* Entry i of its own, with the rows of the prefix, whose queries are loaded. */
+static unit own_of(const unit *prefix, const paged__scratch *scratch, int32_t i) {
+    unit u = *prefix;
+    u.entry = &u.attn->owns[prefix->entry->own + i];
+    u.first_row = (u.entry->q_first - prefix->entry->q_first) * u.attn->group;
+    u.beside = NULL;
+    set_rows(&u, scratch);
+    return u;
+}
+
+/* Whether the states of an entry of its own, of one split, wait for those of the prefix. */
+static bool can_keep(const unit *prefix, int32_t i) {
+    return prefix->entry->n_splits > 1 && prefix->attn->owns[prefix->entry->own + i].n_splits == 1;
+}
+
+static beside beside_of(const unit *u) {
+    const paged__entry *owns = &u->attn->owns[u->entry->own];
+    beside b = {.n_steps = u->entry->n_keys / PAGED_ATTN_STEP, .t0 = owns[0].split_first * PAGED_ATTN_SPLIT};
+    for (int32_t i = 0; i < u->entry->n_own; i++) {
+        int32_t n = owns[i].n_keys - owns[i].split_first * PAGED_ATTN_SPLIT;
+        b.n_wanted += (PAGED_MAX(n, 0) + PAGED_ATTN_STEP - 1) / PAGED_ATTN_STEP;
+    }
+    return b;
+}
+
+/* Folds entry i of its own into the prefix. */
+static void finish_own(const unit *prefix, const paged__scratch *scratch, int32_t i, bool is_kept,
+                       const paged_attn_io *io) {
+    unit u = own_of(prefix, scratch, i);
+    int32_t first = u.entry->split_first;
+    for (int32_t split = first; split < first + u.entry->n_splits; split++) {
+        float *states = is_kept ? scratch->kept : scratch->cur;
+        int32_t t0 = split * PAGED_ATTN_SPLIT;
+        paged__range rows = is_kept ? rows_between(&u, scratch, t0, t0 + PAGED_ATTN_SPLIT)
+                                    : attend_split(&u, scratch, split, states);
+        fold_split(&u, scratch, split, states, rows);
+    }
+    finish_rows(&u, scratch, io);
+}
+
+/* All of some heads, folded as it comes. */
+static void run_cascade(unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
+    beside b = beside_of(u);
+    u->beside = &b;
+    load_queries(u, scratch, io);
+    attend_split(u, scratch, 0, scratch->acc);
+    int32_t n_there = 0;
+    for (int32_t split = 1; split < u->entry->n_splits; split++) {
+        for (; n_there < b.own; n_there++) {
+            unit own = own_of(u, scratch, n_there);
+            if (can_keep(u, n_there)) attend_split(&own, scratch, own.entry->split_first, scratch->kept);
+        }
+        set_rows(u, scratch);
+        fold_split(u, scratch, split, scratch->cur, attend_split(u, scratch, split, scratch->cur));
+    }
+    for (int32_t i = 0; i < u->entry->n_own; i++)
+        finish_own(u, scratch, i, i < n_there && can_keep(u, i), io);
+    u->beside = NULL;
+}
+
+/* One split of one head of a unit, to where the merge finds it. `cut` is the first to go through the head. */
+static void keep_split(const unit *u, const paged__scratch *scratch, const paged__entry *prefix,
+                       int32_t split, int32_t cut) {
+    int64_t n = u->attn->state_floats;
+    paged__range rows = attend_split(u, scratch, split, scratch->cur);
+    memcpy(paged__cascade(u->attn, prefix, cut, split, u->first_row + rows.first),
+           scratch->cur + row_at(u, 0, rows.first) * n,
+           (size_t)((rows.end - rows.first) * n) * sizeof(float));
+}
+
+/* The items from … until - 1 of a head. */
+static void run_cascade_items(const unit *u, const paged__scratch *scratch, int32_t from, int32_t until,
+                              int32_t cut, const paged_attn_io *io) {
+    int32_t n_splits = u->entry->n_splits;
+    load_queries(u, scratch, io);
+    for (int32_t item = from; item < PAGED_MIN(until, n_splits); item++)
+        keep_split(u, scratch, u->entry, item, cut);
+    for (int32_t item = PAGED_MAX(from, n_splits); item < until; item++) {
+        unit own = own_of(u, scratch, item - n_splits);
+        for (int32_t i = 0; i < own.entry->n_splits; i++)
+            keep_split(&own, scratch, u->entry, own.entry->split_first + i, cut);
+    }
 }
 
 /* How many KV heads are taken along at once: more than one where they lie side by side. */
@@ -381,32 +522,64 @@ static int32_t heads_at_once(const paged_attn *attn, const paged_kv *kv, const p
     return PAGED_MIN(PAGED_MAX(PAGED__UNIT_ROWS / entry->n_rows, 1), attn->heads_max);
 }
 
+/* Whether a cut goes through a piece, whose states are then kept: an entry, or a head of a cascade. */
+static bool goes_through(const paged_attn *attn, paged__cut cut) {
+    if (cut.item == 0) return false;
+    const paged__entry *entry = &attn->entries[cut.entry];
+    return entry->is_prefix ? cut.item % paged__head_items(entry) != 0 : true;
+}
+
+/* The cut, at or before b, that is the first to go through the piece of cut b; cut b goes through it. */
+static int32_t first_cut_of_piece(const paged_attn *attn, int32_t b, int32_t nth) {
+    paged__cut at = paged__cut_at(attn, b, nth);
+    const paged__entry *entry = &attn->entries[at.entry];
+    int32_t begin = entry->is_prefix ? at.item - at.item % paged__head_items(entry) : 0;
+    for (; b > 1; b--) {
+        paged__cut before = paged__cut_at(attn, b - 1, nth);
+        if (before.entry != at.entry || before.item <= begin) break;
+    }
+    return b;
+}
+
+/* The items from … until - 1 of a cascade, whose thread is ith of nth. */
+static void run_cascades(paged_attn *attn, const paged_kv *kv, const paged__entry *entry, int32_t from,
+                         int32_t until, const paged_attn_io *io, int32_t ith, int32_t nth) {
+    /* Of many rows one head at a time, so that what is brought beside them stays near. */
+    int32_t n = paged__head_items(entry),
+            most = entry->n_rows > PAGED__FEW_ROWS ? 1 : heads_at_once(attn, kv, entry);
+    unit u = {.attn = attn, .kv = kv, .entry = entry, .head_rows = entry->n_rows};
+    for (int32_t item = from, next; item < until; item = next) {
+        int32_t first = item % n;
+        u.head = item / n;
+        u.n_heads = first > 0 ? 0 : PAGED_MIN(most, (until - item) / n);
+        if (u.n_heads > 0) {
+            run_cascade(&u, &attn->scratch[ith], io);
+            next = item + u.n_heads * n;
+        } else {
+            u.n_heads = 1;
+            next = PAGED_MIN(item - first + n, until);
+            run_cascade_items(&u, &attn->scratch[ith], first, first + next - item,
+                              first > 0 ? first_cut_of_piece(attn, ith, nth) : ith + 1, io);
+        }
+    }
+}
+
 /* The items from … until - 1 of an entry. */
 static void run_items(paged_attn *attn, const paged_kv *kv, const paged__entry *entry, int32_t from,
                       int32_t until, int32_t cut, const paged_attn_io *io, int32_t ith) {
     int32_t n_heads = attn->config.n_kv_heads, most = heads_at_once(attn, kv, entry);
     bool is_whole = from == 0 && until == paged__entry_items(attn, entry);
-    bool by_split = paged__entry_can_cut(attn, entry) && !(is_whole && entry->shared_q < 0);
+    bool by_split = paged__entry_can_cut(attn, entry) && !is_whole;
     if (!by_split) until = PAGED_MIN(until, n_heads);
-    unit u = {.attn = attn, .kv = kv, .entry = entry};
+    unit u = {.attn = attn, .kv = kv, .entry = entry, .head_rows = entry->n_rows};
     for (int32_t item = from; item < until; item += u.n_heads) {
         u.head = item % n_heads;
         u.n_heads = PAGED_MIN(PAGED_MIN(most, n_heads - u.head), until - item);
-        if (by_split || entry->shared_q >= 0)
+        if (by_split)
             run_split(&u, &attn->scratch[ith], item / n_heads, cut, io);
         else
             run_whole(&u, &attn->scratch[ith], io);
     }
-}
-
-/* The cut, at or before b, that is the first to go through the entry of cut b; cut b goes through it. */
-static int32_t first_cut_of_entry(const paged_attn *attn, int32_t b, int32_t nth) {
-    int32_t entry = paged__cut_at(attn, b, nth).entry;
-    for (; b > 1; b--) {
-        paged__cut before = paged__cut_at(attn, b - 1, nth);
-        if (before.entry != entry || before.item == 0) break;
-    }
-    return b;
 }
 
 void paged_attn_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith, int32_t nth) {
@@ -418,20 +591,28 @@ void paged_attn_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *i
         int32_t from = index == begin.entry ? begin.item : 0,
                 until = index == end.entry ? end.item : paged__entry_items(attn, entry);
         /* Cut ith goes through the entry, or cut ith + 1 does, as its first, or neither. */
-        int32_t cut = from > 0 ? first_cut_of_entry(attn, ith, nth) : ith + 1;
-        if (from < until) run_items(attn, kv, entry, from, until, cut, io, ith);
+        if (from >= until) continue;
+        if (entry->is_prefix) {
+            run_cascades(attn, kv, entry, from, until, io, ith, nth);
+            continue;
+        }
+        int32_t cut = from > 0 ? first_cut_of_piece(attn, ith, nth) : ith + 1;
+        run_items(attn, kv, entry, from, until, cut, io, ith);
     }
 }
 
 /* ---- merge ---- */
 
-/* Folds the states of all splits that row r of a KV head sees. */
-static void merge_row(const paged_attn *attn, const paged__entry *entry, int32_t cut, int32_t head, int32_t r,
-                      float *acc, const paged_attn_io *io) {
+/* Folds the states of all splits that row r of a KV head sees. With `prefix` the entry is one of its own. */
+static void merge_row(const paged_attn *attn, const paged__entry *entry, const paged__entry *prefix,
+                      int32_t cut, int32_t head, int32_t r, float *acc, const paged_attn_io *io) {
     int32_t n_keys = paged__row_keys(attn, entry, r),
             first = paged__row_first(attn, entry, r) / PAGED_ATTN_SPLIT;
     for (int32_t split = first; split * PAGED_ATTN_SPLIT < n_keys; split++) {
-        float *state = states_at(attn, entry, cut, split - entry->split_first, head) + r * attn->state_floats;
+        float *state =
+            prefix ? paged__cascade(attn, prefix, cut, split,
+                                    (entry->q_first - prefix->q_first) * attn->group + r)
+                   : paged__workspace(attn, cut, split - entry->split_first, head) + r * attn->state_floats;
         if (split == first)
             memcpy(acc, state, (size_t)attn->state_floats * sizeof(float));
         else
@@ -440,29 +621,24 @@ static void merge_row(const paged_attn *attn, const paged__entry *entry, int32_t
     finish_row(attn, entry, head, r, acc, io);
 }
 
-/* Rows of an entry; threads take the rows of all entries in turn, of which n_before came before. */
-static void merge_entry(const paged_attn *attn, const paged__entry *entry, int32_t cut, int64_t n_before,
-                        const paged_attn_io *io, int32_t ith, int32_t nth) {
-    for (int32_t head = 0; head < attn->config.n_kv_heads; head++)
-        for (int32_t r = 0; r < entry->n_rows; r++, n_before++)
-            if (n_before % nth == ith) merge_row(attn, entry, cut, head, r, attn->scratch[ith].acc, io);
-}
-
 void paged_attn_merge(paged_attn *attn, const paged_attn_io *io, int32_t ith, int32_t nth) {
     if (!attn->needs_merge) return;
-    int64_t n_rows = 0, n_heads = attn->config.n_kv_heads;
+    int64_t n_rows = 0; /* threads take the rows of all pieces in turn */
+    float *acc = attn->scratch[ith].acc;
     for (int32_t b = 1; b < nth; b++) {
         paged__cut cut = paged__cut_at(attn, b, nth);
-        if (cut.item == 0 || first_cut_of_entry(attn, b, nth) != b) continue;
+        if (!goes_through(attn, cut) || first_cut_of_piece(attn, b, nth) != b) continue;
         const paged__entry *entry = &attn->entries[cut.entry];
-        if (entry->shared_q >= 0 || !paged__entry_can_cut(attn, entry)) continue;
-        merge_entry(attn, entry, b, n_rows, io, ith, nth);
-        n_rows += entry->n_rows * n_heads;
-    }
-    for (int32_t i = 0; attn->n_shared_q > 0 && i < attn->n_entries; i++) {
-        const paged__entry *entry = &attn->entries[i];
-        if (entry->shared_q < 0 || entry->is_prefix) continue;
-        merge_entry(attn, entry, 0, n_rows, io, ith, nth);
-        n_rows += entry->n_rows * n_heads;
+        if (entry->is_prefix) {
+            int32_t head = cut.item / paged__head_items(entry);
+            for (int32_t i = entry->own; i < entry->own + entry->n_own; i++)
+                for (int32_t r = 0; r < attn->owns[i].n_rows; r++, n_rows++)
+                    if (n_rows % nth == ith) merge_row(attn, &attn->owns[i], entry, b, head, r, acc, io);
+            continue;
+        }
+        if (!paged__entry_can_cut(attn, entry)) continue;
+        for (int32_t head = 0; head < attn->config.n_kv_heads; head++)
+            for (int32_t r = 0; r < entry->n_rows; r++, n_rows++)
+                if (n_rows % nth == ith) merge_row(attn, entry, NULL, b, head, r, acc, io);
     }
 }

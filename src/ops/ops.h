@@ -37,14 +37,14 @@ typedef struct paged__range {
 } paged__range;
 
 /* K or V of one step, and the tiles that are worked on after them, of K or V: `next` is the same as `at`
- * where nothing follows. Where rows are few, memory is what one waits for, and a kernel reads tile after
- * tile, each from its first byte to its last. Meanwhile it brings the tiles at two distances ahead into the
- * cache, line by line, spread evenly over its work: a burst overflows the queue of misses, and a pause lets
- * it run dry. A prefetch may be dropped, hence twice. */
+ * where nothing follows, and its second half is of use to `attend` only. Where rows are few, memory is what
+ * one waits for, and a kernel reads tile after tile, each from its first byte to its last. Meanwhile it
+ * brings the tiles at two distances ahead into the cache, line by line, spread evenly over its work: a burst
+ * overflows the queue of misses, and a pause lets it run dry. A prefetch may be dropped, hence twice. */
 typedef struct paged__tiles {
-    const void *at[PAGED__STEP_TILES], *next[PAGED__STEP_TILES];
+    const void *at[PAGED__STEP_TILES], *next[2 * PAGED__STEP_TILES];
     const float *scale[PAGED__STEP_TILES], *next_scale[PAGED__STEP_TILES]; /* i8: [16] of each tile */
-    int32_t next_lines; /* `attend`: of each tile of `next` as it lies in memory, of 64 bytes */
+    int32_t n_next, next_lines; /* `attend`: tiles of `next`, 4 or 8; lines of each, as it lies in memory */
 } paged__tiles;
 
 /* The tile that comes n ≤ 4 places after tile j. */
@@ -130,13 +130,13 @@ static inline int32_t paged__block_row(const paged__step *step, int32_t most, in
     return step->n_rows * block / paged__n_blocks(step, most);
 }
 
-/* Brings part `part` of n of the 4 tiles that are worked on next into the cache. (GCC takes a function that
+/* Brings part `part` of n of the tiles that are worked on next into the cache. (GCC takes a function that
  * only prefetches for one without effects and drops its calls.) */
 __attribute__((always_inline)) static inline void paged__bring(const paged__tiles *tiles, int32_t part,
                                                                int32_t n_parts) {
-    int32_t lines = tiles->next_lines, n = PAGED__STEP_TILES * lines, at = n * part / n_parts,
+    int32_t lines = tiles->next_lines, n = tiles->n_next * lines, at = n * part / n_parts,
             end = n * (part + 1) / n_parts;
-    for (int32_t tile = 0; tile < PAGED__STEP_TILES; tile++, at -= lines, end -= lines)
+    for (int32_t tile = 0; tile < tiles->n_next; tile++, at -= lines, end -= lines)
         for (int32_t i = PAGED_MAX(at, 0); i < PAGED_MIN(end, lines); i++)
             __builtin_prefetch((const uint8_t *)tiles->next[tile] + i * (int64_t)64);
 }
