@@ -33,13 +33,21 @@ static inline paged__slot with_or_without(const paged_kv *kv, const paged__table
     if (is_direct) return (paged__slot){table->blocks[0] + block, offset};
     return paged__table_at(kv, table, block, offset);
 }
-#define paged__table_at    with_or_without
-#define paged__tiles_find  copy_tiles_find
-#define paged__scales_find copy_scales_find
-#define paged__tiles_pack  copy_tiles_pack
-#define paged__tiles_widen copy_tiles_widen
-#define paged_attn_run     copy_run
-#define paged_attn_merge   copy_merge
+#define paged__table_at      with_or_without
+#define paged__tiles_find    copy_tiles_find
+#define paged__scales_find   copy_scales_find
+#define paged__tiles_pack    copy_tiles_pack
+#define paged__tiles_widen   copy_tiles_widen
+#define paged__heads_at_once copy_heads_at_once
+#define paged__unit_set_rows copy_unit_set_rows
+#define paged__unit_load     copy_unit_load
+#define paged__unit_begin    copy_unit_begin
+#define paged__unit_attend   copy_unit_attend
+#define paged__unit_rows     copy_unit_rows
+#define paged__unit_fold     copy_unit_fold
+#define paged__unit_finish   copy_unit_finish
+#define paged_attn_run       copy_run
+#define paged_attn_merge     copy_merge
 void copy_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith, int32_t nth);
 void copy_merge(paged_attn *attn, const paged_attn_io *io, int32_t ith, int32_t nth);
 #include "ops/attn_run.c"

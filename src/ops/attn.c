@@ -102,15 +102,15 @@ static size_t round_up_16(size_t n) {
 static size_t place_scratch(const paged_attn *attn, float *at, paged__scratch *out) {
     size_t rows = (size_t)attn->rows_max, dk = (size_t)attn->config.head_dim_k,
            dv = (size_t)attn->config.head_dim_v;
-    float *q, *p,
-        **arrays[] = {&q,          &p, &out->s, &out->l, &out->acc, &out->cur, &out->k_tiles, &out->v_tiles,
-                      &out->narrow};
+    float *q, *p, **arrays[] = {&q,        &p,         &out->s,       &out->l,       &out->acc,
+                                &out->cur, &out->kept, &out->k_tiles, &out->v_tiles, &out->narrow};
     size_t sizes[] = {rows * (size_t)attn->q_stride / sizeof(float),
                       rows * (size_t)attn->p_stride / sizeof(float),
                       rows * PAGED_ATTN_STEP,
                       rows * PAGED__L_LANES,
                       rows * (size_t)attn->state_floats,
                       rows * (size_t)attn->state_floats,
+                      attn->config.max_shared_q > 0 ? rows * (size_t)attn->state_floats : 0,
                       PAGED_ATTN_STEP * (dk + 1),
                       PAGED_ATTN_STEP * dv,
                       PAGED_TILE * (PAGED_MAX(dk, dv) + 1)};
@@ -131,12 +131,9 @@ static paged_status take_memory(paged_attn *attn, paged_error *err) {
     size_t n_threads = (size_t)c->n_threads_max, rows = round_up_16((size_t)attn->rows_max);
     paged__scratch none;
     size_t n_scratch = place_scratch(attn, NULL, &none), n_workspace = 0;
-    size_t n_cascade = (size_t)attn->n_splits_max * (size_t)c->n_heads * (size_t)c->max_shared_q *
-                       (size_t)attn->state_floats;
-    if (n_threads > 1 && attn->n_splits_cut > 1)
-        n_workspace = (n_threads - 1) * (size_t)attn->n_splits_cut * (size_t)c->n_kv_heads *
-                      (size_t)attn->rows_cut * (size_t)attn->state_floats;
+    n_workspace = (n_threads - 1) * (size_t)attn->workspace_states * (size_t)attn->state_floats;
 
+    attn->owns = paged__alloc((size_t)attn->n_owns_max, sizeof *attn->owns);
     attn->entries = paged__alloc((size_t)attn->n_entries_max, sizeof *attn->entries);
     attn->scratch = paged__calloc(n_threads, sizeof *attn->scratch);
     attn->scratch_memory = paged__calloc(n_threads * n_scratch, sizeof(float));
@@ -144,15 +141,11 @@ static paged_status take_memory(paged_attn *attn, paged_error *err) {
     attn->seen_memory = paged__calloc((n_threads + 1) * rows, sizeof(paged__range));
     attn->steps_memory = paged__calloc(n_threads * (size_t)attn->heads_max, sizeof(paged__step));
     attn->workspace = paged__alloc(n_workspace, sizeof(float));
-    attn->cascade = paged__alloc(n_cascade, sizeof(float));
     if (c->alibi) attn->slopes_log2 = paged__alloc((size_t)c->n_heads, sizeof(float));
-    if (!attn->entries || !attn->scratch || !attn->scratch_memory || !attn->rows_memory ||
-        !attn->seen_memory || !attn->steps_memory || !attn->workspace || !attn->cascade ||
-        (c->alibi && !attn->slopes_log2))
-        return paged__fail(err, PAGED_ERR_NO_MEMORY,
-                           "attention needs %zu bytes for %zu threads, %d keys and %d queries that share",
-                           (n_threads * n_scratch + n_workspace + n_cascade) * sizeof(float), n_threads,
-                           c->max_k, c->max_shared_q);
+    if (!attn->entries || !attn->owns || !attn->scratch || !attn->scratch_memory || !attn->rows_memory ||
+        !attn->seen_memory || !attn->steps_memory || !attn->workspace || (c->alibi && !attn->slopes_log2))
+        return paged__fail(err, PAGED_ERR_NO_MEMORY, "attention needs %zu bytes for %zu threads and %d keys",
+                           (n_threads * n_scratch + n_workspace) * sizeof(float), n_threads, c->max_k);
     for (size_t i = 0; i < rows; i++) attn->seen_memory[i] = (paged__range){0, PAGED_ATTN_STEP};
     for (size_t i = 0; i < n_threads; i++) {
         place_scratch(attn, attn->scratch_memory + i * n_scratch, &attn->scratch[i]);
@@ -189,8 +182,16 @@ static void derive(paged_attn *attn) {
         attn->n_splits_cut =
             PAGED_MIN(attn->n_splits_max, (c->window + PAGED__CUT_ROWS) / PAGED_ATTN_SPLIT + 2);
     attn->state_floats = (int64_t)round_up_16((size_t)c->head_dim_v) + PAGED__STATE_TAIL;
-    attn->n_entries_max = c->max_q / attn->q_tile + PAGED_MIN(c->max_seqs, c->max_q) +
-                          c->max_shared_q / attn->q_tile + PAGED_MIN(c->max_seqs, c->max_shared_q);
+    /* Prefix entries: of each group as many as its queries need, rounded up. Where two of them meet, a
+     * sequence may have entries in both. */
+    int32_t n_seqs_shared = PAGED_MIN(c->max_seqs, c->max_shared_q),
+            n_prefixes = c->max_shared_q / attn->q_tile + n_seqs_shared;
+    attn->n_entries_max = c->max_q / attn->q_tile + PAGED_MIN(c->max_seqs, c->max_q) + n_prefixes;
+    attn->n_owns_max = n_seqs_shared + n_prefixes;
+    int64_t shared_rows = PAGED_MIN(attn->q_tile, c->max_shared_q) * attn->group;
+    if (attn->n_splits_cut > 1)
+        attn->workspace_states = (int64_t)attn->n_splits_cut * c->n_kv_heads * attn->rows_cut;
+    attn->workspace_states = PAGED_MAX(attn->workspace_states, attn->n_splits_max * shared_rows);
 }
 
 paged_status paged_attn_create(const paged_attn_config *config, paged_attn **out, paged_error *err) {
@@ -223,7 +224,7 @@ void paged_attn_free(paged_attn *attn) {
     paged__free(attn->seen_memory);
     paged__free(attn->rows_memory);
     paged__free(attn->slopes_log2);
-    paged__free(attn->cascade);
+    paged__free(attn->owns);
     paged__free(attn->scratch_memory);
     paged__free(attn->scratch);
     paged__free(attn->entries);
@@ -365,8 +366,8 @@ static int32_t shared_splits(const paged_attn *attn, const paged_batch *batch, c
 
 /* ---- plan: layout ---- */
 
-/* Completes the entry and puts it at the end of the line. */
-static void add_entry(paged_attn *attn, paged__entry entry) {
+/* Completes the entry, so that its place on the line is all that it lacks. */
+static paged__entry complete(const paged_attn *attn, paged__entry entry) {
     int32_t first = PAGED_MAX(paged__row_first(attn, &entry, 0), entry.split_first * PAGED_ATTN_SPLIT);
     entry.split_first = first / PAGED_ATTN_SPLIT;
     entry.n_splits =
@@ -378,50 +379,72 @@ static void add_entry(paged_attn *attn, paged__entry entry) {
     int64_t n_steps = (entry.n_keys + PAGED_ATTN_STEP - 1) / PAGED_ATTN_STEP - first / PAGED_ATTN_STEP;
     entry.cost = entry.n_rows * (int64_t)(PAGED_MAX(seen, 0) + PAGED_ATTN_STEP) / PAGED_TILE +
                  (PAGED_MAX(n_steps, 0) + 1) * (8 * PAGED__STEP_TILES);
+    return entry;
+}
+
+/* Puts the entry, which is complete, at the end of the line. */
+static void add_entry(paged_attn *attn, paged__entry entry) {
     entry.cost_before = attn->cost;
     attn->cost += entry.cost * attn->config.n_kv_heads;
-    if (entry.shared_q >= 0 || (attn->config.n_threads_max > 1 && paged__entry_can_cut(attn, &entry)))
+    if (attn->config.n_threads_max > 1 && (entry.is_prefix || paged__entry_can_cut(attn, &entry)))
         attn->needs_merge = true;
     attn->entries[attn->n_entries++] = entry;
 }
 
-/* Queries of one sequence, from split_first on; with shared_q ≥ 0 as a part of a cascade. */
-static void add_seq(paged_attn *attn, const paged_batch *batch, int32_t seq, int32_t split_first,
-                    int32_t shared_q) {
-    int32_t q_begin = batch->cu_seqlens_q[seq], n_q = batch->cu_seqlens_q[seq + 1] - q_begin;
-    int32_t n_keys = batch->tables.seqlens_k[seq];
-    for (int32_t i = 0, n; i < n_q; i += n) {
-        n = paged__next_rows(n_q - i, attn->q_tile);
-        int32_t first_keys = n_keys - n_q + i + 1;
-        add_entry(attn, (paged__entry){
-                            .seq = seq,
-                            .q_first = q_begin + i,
-                            .n_rows = n * attn->group,
-                            .first_keys = first_keys,
-                            .n_keys = attn->config.non_causal ? n_keys : PAGED_MAX(first_keys + n - 1, 0),
-                            .split_first = split_first,
-                            .shared_q = shared_q < 0 ? -1 : shared_q + i,
-                        });
+/* The queries first … end - 1 of the batch, which are of one sequence, from split_first on. */
+static paged__entry entry_of(const paged_attn *attn, const paged_batch *batch, int32_t seq, int32_t first,
+                             int32_t end, int32_t split_first) {
+    int32_t n_keys = batch->tables.seqlens_k[seq],
+            first_keys = n_keys - batch->cu_seqlens_q[seq + 1] + first + 1;
+    return complete(
+        attn, (paged__entry){
+                  .seq = seq,
+                  .q_first = first,
+                  .n_rows = (end - first) * attn->group,
+                  .first_keys = first_keys,
+                  .n_keys = attn->config.non_causal ? n_keys : PAGED_MAX(first_keys + end - first - 1, 0),
+                  .split_first = split_first,
+              });
+}
+
+/* In entries of nearly as many queries each. */
+static void add_seq(paged_attn *attn, const paged_batch *batch, int32_t seq) {
+    int32_t end = batch->cu_seqlens_q[seq + 1];
+    for (int32_t q = batch->cu_seqlens_q[seq], n; q < end; q += n) {
+        n = paged__next_rows(end - q, attn->q_tile);
+        add_entry(attn, entry_of(attn, batch, seq, q, q + n, 0));
     }
 }
 
-/* The common splits for all queries of the group, then its sequences from there on. */
+/* The common splits for the queries first … end - 1, and what their sequences see behind them; *seq is the
+ * sequence of the first, then of the last. */
+static void add_prefix(paged_attn *attn, const paged_batch *batch, int32_t *seq, int32_t first, int32_t end,
+                       int32_t n_splits) {
+    paged__entry prefix = complete(attn, (paged__entry){.seq = *seq,
+                                                        .q_first = first,
+                                                        .n_rows = (end - first) * attn->group,
+                                                        .n_keys = n_splits * PAGED_ATTN_SPLIT,
+                                                        .is_prefix = true,
+                                                        .own = attn->n_owns});
+    for (int32_t q = first, next; q < end; q = next) {
+        while (batch->cu_seqlens_q[*seq + 1] <= q) ++*seq;
+        next = PAGED_MIN(batch->cu_seqlens_q[*seq + 1], end);
+        paged__entry own = entry_of(attn, batch, *seq, q, next, n_splits);
+        prefix.cost += own.cost;
+        prefix.n_own++;
+        attn->owns[attn->n_owns++] = own;
+    }
+    add_entry(attn, prefix);
+}
+
+/* In prefix entries of nearly as many queries each. */
 static void add_shared(paged_attn *attn, const paged_batch *batch, const paged_shared *g, int32_t n_splits) {
-    const int32_t *cu = batch->cu_seqlens_q;
-    int32_t end = g->first_seq + g->n_seqs, q_begin = cu[g->first_seq], q_end = cu[end],
-            before = attn->n_shared_q;
-    for (int32_t q = q_begin; q < q_end; q += attn->q_tile)
-        add_entry(attn, (paged__entry){
-                            .seq = next_with_queries(batch, g->first_seq, end),
-                            .q_first = q,
-                            .n_rows = PAGED_MIN(attn->q_tile, q_end - q) * attn->group,
-                            .n_keys = n_splits * PAGED_ATTN_SPLIT,
-                            .shared_q = before + q - q_begin,
-                            .is_prefix = true,
-                        });
-    for (int32_t seq = g->first_seq; seq < end; seq++)
-        add_seq(attn, batch, seq, n_splits, before + cu[seq] - q_begin);
-    attn->n_shared_q += q_end - q_begin;
+    int32_t end = g->first_seq + g->n_seqs, seq = next_with_queries(batch, g->first_seq, end),
+            first = batch->cu_seqlens_q[seq];
+    int64_t n_q = batch->cu_seqlens_q[end] - first, n = (n_q + attn->q_tile - 1) / attn->q_tile;
+    for (int64_t i = 0; i < n; i++)
+        add_prefix(attn, batch, &seq, first + (int32_t)(n_q * i / n), first + (int32_t)(n_q * (i + 1) / n),
+                   n_splits);
 }
 
 static void add_all(paged_attn *attn, const paged_batch *batch, const paged_kv *kv) {
@@ -430,11 +453,11 @@ static void add_all(paged_attn *attn, const paged_batch *batch, const paged_kv *
         const paged_shared *g = &batch->shared[i];
         int32_t n_splits = shared_splits(attn, batch, kv, g);
         if (n_splits == 0) continue;
-        for (; seq < g->first_seq; seq++) add_seq(attn, batch, seq, 0, -1);
+        for (; seq < g->first_seq; seq++) add_seq(attn, batch, seq);
         add_shared(attn, batch, g, n_splits);
         seq += g->n_seqs;
     }
-    for (; seq < batch->tables.n_seqs; seq++) add_seq(attn, batch, seq, 0, -1);
+    for (; seq < batch->tables.n_seqs; seq++) add_seq(attn, batch, seq);
 }
 
 paged_status paged_attn_plan(paged_attn *attn, const paged_batch *batch, const paged_kv *kv,
@@ -442,7 +465,7 @@ paged_status paged_attn_plan(paged_attn *attn, const paged_batch *batch, const p
     if (!attn || !batch || !kv) INVALID("%s is NULL", !attn ? "attn" : !batch ? "batch" : "kv");
     attn->n_entries = 0;
     attn->cost = 0;
-    attn->n_shared_q = 0;
+    attn->n_owns = 0;
     attn->needs_merge = attn->is_claimed = false;
     attn->n_claimed = 0;
     attn->n_done = 0;

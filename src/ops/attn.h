@@ -24,9 +24,12 @@
  * With a window, the splits of an entry begin with the one that holds the first key it sees.
  *
  * A cascade is a few sequences whose first splits lie in the same blocks. Its queries, which are neighbours
- * in the batch, make prefix entries, which see just those splits, and after them the entries of each
- * sequence, which begin behind. The states of all splits of its rows go to `cascade`, where paged_attn_merge
- * finds them side by side and folds them, as it would have been without.
+ * in the batch, make prefix entries, which see just those splits; each has entries of its own for what its
+ * sequences see behind them. Its items are, for one KV head after the other, the common splits and then the
+ * entries of its own. A head that one thread has for itself is folded as it comes, first the common splits,
+ * then each sequence's, which is the order without a cascade. Many rows wait for arithmetic, few for memory:
+ * so keys and values of the sequences come into the cache beside those of the prefix, and what has come is
+ * attended to between two of its splits. Of a head that a cut goes through all states go to the workspace.
  *
  * A state is what is known of a row after some tokens: o[head_dim_v] = sum of exp2(s - m) * v, the maximum
  * m and the sum l of exp2(s - m), with scores s in units of log2.
@@ -47,36 +50,38 @@ enum {
 
 typedef struct paged__entry {
     int64_t cost_before;  /* of all entries before this one */
-    int64_t cost;         /* of one KV head */
+    int64_t cost;         /* of one KV head; with all entries of its own */
     int32_t seq, q_first; /* q_first: row of the first query in the batch; seq: whose table it is */
     int32_t n_rows;       /* queries * group, of each KV head */
     int32_t n_keys;       /* keys before this one are seen by the last row */
     int32_t first_keys;   /* the same of the first query, before clamping at 0 */
     int32_t split_first;  /* splits split_first … split_first + n_splits - 1 */
     int32_t n_splits;     /* at least 1, so that one without keys is still visited */
-    int32_t shared_q;     /* cascade: number of its first query among those of all cascades; else -1 */
-    bool is_prefix;       /* cascade: the common splits of several sequences, seen by all rows */
+    bool is_prefix;       /* cascade: the common splits of several sequences, seen by all rows; and then */
+    int32_t own, n_own;   /* … `owns` own … own + n_own - 1 are of the same rows, one after the other */
 } paged__entry;
 
 /* A place on the line: before an item of an entry. Item: the KV head; or KV head * PAGED__ROW_PARTS + part of
- * the rows; or split * n_kv_heads + KV head, with splits counted from split_first. */
+ * the rows; or split * n_kv_heads + KV head, with splits counted from split_first; of a cascade
+ * KV head * paged__head_items + split, or + n_splits + entry of its own. */
 typedef struct paged__cut {
     int32_t entry, item;
 } paged__cut;
 
 /* Of one thread. */
 typedef struct paged__scratch {
-    uint8_t *q, *p;     /* [rows_max] rows of the kernels' own form (ops.h), of q_stride and p_stride bytes */
-    float *s;           /* [rows_max, 64] scores, of one head */
-    float *l;           /* [rows_max, 16] lanes of the denominator */
-    float *acc, *cur;   /* [rows_max] states: of all splits so far; of the split at hand */
-    float *k_tiles;     /* [4, head_dim_k + 1, 16] a step packed or widened (tiles.c), of any type */
-    float *v_tiles;     /* [4, 16, head_dim_v] */
-    float *narrow;      /* [16, larger head_dim + 1] a tile between packing and widening */
-    int32_t *n_keys;    /* [rows_max] each row sees the keys first_key … n_keys - 1; both ascend */
-    int32_t *first_key; /* [rows_max] */
-    int32_t *position;  /* [rows_max] of the query of each row; of use with ALiBi only */
-    paged__range *seen; /* [rows_max] of the step at hand */
+    uint8_t *q, *p;   /* [rows_max] rows of the kernels' own form (ops.h), of q_stride and p_stride bytes */
+    float *s;         /* [rows_max, 64] scores, of one head */
+    float *l;         /* [rows_max, 16] lanes of the denominator */
+    float *acc, *cur; /* [rows_max] states: of all splits so far; of the split at hand */
+    float *kept;      /* [rows_max, or 0 without cascades] states of sequences whose prefix is not yet done */
+    float *k_tiles;   /* [4, head_dim_k + 1, 16] a step packed or widened (tiles.c), of any type */
+    float *v_tiles;   /* [4, 16, head_dim_v] */
+    float *narrow;    /* [16, larger head_dim + 1] a tile between packing and widening */
+    int32_t *n_keys;  /* [rows_max] each row sees the keys first_key … n_keys - 1; both ascend */
+    int32_t *first_key;     /* [rows_max] */
+    int32_t *position;      /* [rows_max] of the query of each row; of use with ALiBi only */
+    paged__range *seen;     /* [rows_max] of the step at hand */
     paged__range *seen_all; /* [rows_max] all of a step */
     paged__step *steps;     /* [heads_max] likewise, of each head */
 } paged__scratch;
@@ -104,10 +109,11 @@ struct paged_attn {
     const int32_t *cu_seqlens_q;
     paged__entry *entries;
     int32_t n_entries, n_entries_max;
+    paged__entry *owns; /* not on the line themselves */
+    int32_t n_owns, n_owns_max;
     int64_t cost;
     bool needs_merge;
     bool is_claimed;           /* threads claim what they do; else the cuts say it */
-    int32_t n_shared_q;        /* queries of cascades */
     _Atomic int64_t n_claimed; /* of the run: heads of entries; 0 between runs, … */
     _Atomic int32_t n_done;    /* … as the threads that have done their part */
 
@@ -116,9 +122,10 @@ struct paged_attn {
     int32_t *rows_memory;
     paged__range *seen_memory;
     paged__step *steps_memory;
-    /* [n_threads_max - 1 cuts, n_splits_cut, n_kv_heads, rows_cut] states of entries that are cut */
+    /* [n_threads_max - 1 cuts] states of entries that are cut: [n_splits_cut, n_kv_heads, rows_cut], or of a
+     * head of a cascade [n_splits_max, rows of the prefix entry] */
     float *workspace;
-    float *cascade; /* [n_splits_max, n_kv_heads, max_shared_q, group] states of rows of cascades */
+    int64_t workspace_states; /* of one cut */
 };
 
 /* What create and plan refuse, for whoever computes attention: the configuration, with its defaults filled
@@ -130,12 +137,17 @@ paged_status paged__attn_check(const paged_attn_config *config, const paged_batc
 
 /* Whether the items of the entry are splits of a head. */
 static inline bool paged__entry_can_cut(const paged_attn *attn, const paged__entry *entry) {
-    return entry->n_splits > 1 && (entry->shared_q >= 0 || entry->n_rows <= attn->rows_cut);
+    return entry->n_splits > 1 && !entry->is_prefix && entry->n_rows <= attn->rows_cut;
+}
+
+/* Cascade: items of a KV head. */
+static inline int32_t paged__head_items(const paged__entry *entry) {
+    return entry->n_splits + entry->n_own;
 }
 
 /* Whether the items of the entry are parts of the rows of a head. */
 static inline bool paged__entry_has_parts(const paged_attn *attn, const paged__entry *entry) {
-    return entry->shared_q < 0 && !paged__entry_can_cut(attn, entry) && entry->n_rows >= PAGED__UNIT_ROWS &&
+    return !entry->is_prefix && !paged__entry_can_cut(attn, entry) && entry->n_rows >= PAGED__UNIT_ROWS &&
            entry->n_rows / attn->group >= PAGED__ROW_PARTS;
 }
 
@@ -146,6 +158,7 @@ static inline int32_t paged__entry_parts(const paged_attn *attn, const paged__en
 }
 
 static inline int32_t paged__entry_items(const paged_attn *attn, const paged__entry *entry) {
+    if (entry->is_prefix) return attn->config.n_kv_heads * paged__head_items(entry);
     return attn->config.n_kv_heads * paged__entry_parts(attn, entry);
 }
 
@@ -163,20 +176,25 @@ static inline int32_t paged__row_first(const paged_attn *attn, const paged__entr
 /* Cut b of nth: 0 is the begin of the line, nth its end. A function of the plan, b and nth alone. */
 paged__cut paged__cut_at(const paged_attn *attn, int32_t b, int32_t nth);
 
+/* Whether a cut goes through a piece, whose states are then kept: an entry, or a head of a cascade. */
+bool paged__cut_goes_through(const paged_attn *attn, paged__cut cut);
+
+/* The cut, at or before b, that is the first to go through the piece of cut b; cut b goes through it. */
+int32_t paged__first_cut(const paged_attn *attn, int32_t b, int32_t nth);
+
 /* States of a split, counted from split_first, and head, in the workspace of the entry that cut b is the
  * first to go through. */
 static inline float *paged__workspace(const paged_attn *attn, int32_t b, int32_t split, int32_t head) {
-    int64_t index = (int64_t)(b - 1) * attn->n_splits_cut + split;
-    index = (index * attn->config.n_kv_heads + head) * attn->rows_cut;
-    return attn->workspace + index * attn->state_floats;
+    int64_t index = ((int64_t)split * attn->config.n_kv_heads + head) * attn->rows_cut;
+    return attn->workspace + ((b - 1) * attn->workspace_states + index) * attn->state_floats;
 }
 
-/* States of a split, counted from 0, and head, of the rows of an entry of a cascade. */
-static inline float *paged__cascade(const paged_attn *attn, const paged__entry *entry, int32_t head,
-                                    int32_t split) {
-    int64_t index = (int64_t)split * attn->config.n_kv_heads + head;
-    index = (index * attn->config.max_shared_q + entry->shared_q) * attn->group;
-    return attn->cascade + index * attn->state_floats;
+/* States of a split, counted from 0, of the rows from `row` on of the head of a cascade that cut b is the
+ * first to go through. */
+static inline float *paged__cascade(const paged_attn *attn, const paged__entry *prefix, int32_t b,
+                                    int32_t split, int32_t row) {
+    int64_t index = (int64_t)split * prefix->n_rows + row;
+    return attn->workspace + ((b - 1) * attn->workspace_states + index) * attn->state_floats;
 }
 
 /* ---- tiles.c: from a block table to the tiles of a step ---- */

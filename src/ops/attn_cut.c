@@ -14,6 +14,20 @@ static int32_t find_entry(const paged_attn *attn, int64_t cost) {
     return low;
 }
 
+/* The item of a KV head of a cascade that begins nearest to `cost`, counted from the head's begin. */
+static int32_t nearest_item(const paged_attn *attn, const paged__entry *entry, int64_t cost) {
+    int64_t own_cost = 0;
+    for (int32_t i = 0; i < entry->n_own; i++) own_cost += attn->owns[entry->own + i].cost;
+    int64_t split_cost = (entry->cost - own_cost) / entry->n_splits, at = 0;
+    for (int32_t item = 0; item < paged__head_items(entry); item++) {
+        int64_t n =
+            item < entry->n_splits ? split_cost : attn->owns[entry->own + item - entry->n_splits].cost;
+        if (cost - at <= n / 2) return item;
+        at += n;
+    }
+    return paged__head_items(entry);
+}
+
 paged__cut paged__cut_at(const paged_attn *attn, int32_t b, int32_t nth) {
     if (b <= 0 || attn->n_entries == 0) return (paged__cut){0, 0};
     if (b >= nth) return (paged__cut){attn->n_entries, 0};
@@ -21,10 +35,33 @@ paged__cut paged__cut_at(const paged_attn *attn, int32_t b, int32_t nth) {
     int64_t n_heads = attn->config.n_kv_heads, cost = attn->cost / nth * b + attn->cost % nth * b / nth;
     int32_t index = find_entry(attn, cost);
     const paged__entry *entry = &attn->entries[index];
+    if (entry->is_prefix) {
+        int64_t of_entry = cost - entry->cost_before, head = of_entry / entry->cost;
+        int64_t item = head * paged__head_items(entry) + nearest_item(attn, entry, of_entry % entry->cost);
+        if (item == n_heads * paged__head_items(entry)) return (paged__cut){index + 1, 0};
+        return (paged__cut){index, (int32_t)item};
+    }
     int64_t all = entry->cost * n_heads, n_parts = paged__entry_parts(attn, entry);
     /* To the nearest item. */
     int64_t parts = (cost - entry->cost_before) * n_parts;
     int64_t item = parts / all * n_heads + (parts % all * n_heads + all / 2) / all;
     if (item == n_parts * n_heads) return (paged__cut){index + 1, 0};
     return (paged__cut){index, (int32_t)item};
+}
+
+bool paged__cut_goes_through(const paged_attn *attn, paged__cut cut) {
+    if (cut.item == 0) return false;
+    const paged__entry *entry = &attn->entries[cut.entry];
+    return entry->is_prefix ? cut.item % paged__head_items(entry) != 0 : true;
+}
+
+int32_t paged__first_cut(const paged_attn *attn, int32_t b, int32_t nth) {
+    paged__cut at = paged__cut_at(attn, b, nth);
+    const paged__entry *entry = &attn->entries[at.entry];
+    int32_t begin = entry->is_prefix ? at.item - at.item % paged__head_items(entry) : 0;
+    for (; b > 1; b--) {
+        paged__cut before = paged__cut_at(attn, b - 1, nth);
+        if (before.entry != at.entry || before.item <= begin) break;
+    }
+    return b;
 }

@@ -3,18 +3,9 @@
 #include <math.h>
 #include <stdatomic.h>
 
-#include "ops/attn.h"
+#include "ops/attn_unit.h"
 
 #define LOG2_E 1.44269504088896340736
-
-/* Some KV heads of an entry, at work. Row r of head h is row h * n_rows + r of the scratch, with h counted
- * from `head`. */
-typedef struct unit {
-    const paged_attn *attn;
-    const paged_kv *kv;
-    const paged__entry *entry;
-    int32_t head, n_heads;
-} unit;
 
 static int64_t o_floats(const paged_attn *attn) {
     return attn->state_floats - PAGED__STATE_TAIL;
@@ -82,7 +73,7 @@ typedef struct split_run {
     float *states;    /* of all rows of the unit */
 } split_run;
 
-static split_run split_run_of(const unit *u, float *states) {
+static split_run split_run_of(const paged__unit *u, float *states) {
     const paged__kernels *kernels = u->attn->kernels;
     split_run run = {
         .tiles = kernels->of[u->kv->type], .pack = u->kv->layout == PAGED_LAYOUT_PLAIN, .states = states};
@@ -92,11 +83,11 @@ static split_run split_run_of(const unit *u, float *states) {
 }
 
 /* The rows of head h of the unit that see a token of the step; where its tiles lie is written elsewhere. */
-static paged__step *rows_of(const unit *u, const split_run *run, const paged__scratch *scratch, int32_t h,
-                            paged__range rows) {
+static paged__step *rows_of(const paged__unit *u, const split_run *run, const paged__scratch *scratch,
+                            int32_t h, paged__range rows) {
     const paged_attn *attn = u->attn;
     paged__step *step = &scratch->steps[h];
-    int64_t first = (int64_t)h * u->entry->n_rows + rows.first;
+    int64_t first = paged__unit_row(u, h, rows.first);
     step->n_rows = rows.end - rows.first;
     step->head_dim_k = attn->config.head_dim_k;
     step->head_dim_v = attn->config.head_dim_v;
@@ -114,7 +105,7 @@ static paged__step *rows_of(const unit *u, const split_run *run, const paged__sc
 }
 
 /* Softcap, then ALiBi, of the scores of a head. */
-static void adjust_scores(const unit *u, const paged__scratch *scratch, int32_t h, paged__range rows,
+static void adjust_scores(const paged__unit *u, const paged__scratch *scratch, int32_t h, paged__range rows,
                           int32_t t0) {
     const paged_attn *attn = u->attn;
     if (attn->softcap_log2 == 0 && !attn->slopes_log2) return;
@@ -128,20 +119,20 @@ static void adjust_scores(const unit *u, const paged__scratch *scratch, int32_t 
 }
 
 /* Whether the kernels have one call for a step of so many rows. */
-static bool attends_at_once(const unit *u, const split_run *run, paged__range rows) {
+static bool attends_at_once(const paged__unit *u, const split_run *run, paged__range rows) {
     const paged_attn *attn = u->attn;
     return run->kernels->attend && rows.end - rows.first > PAGED__FEW_ROWS && attn->softcap_log2 == 0 &&
            !attn->slopes_log2;
 }
 
-static void weigh(const unit *u, const split_run *run, const paged__scratch *scratch, const paged__step *step,
-                  int32_t h, paged__range rows, int32_t t0) {
+static void weigh(const paged__unit *u, const split_run *run, const paged__scratch *scratch,
+                  const paged__step *step, int32_t h, paged__range rows, int32_t t0) {
     run->kernels->qk(step);
     adjust_scores(u, scratch, h, rows, t0);
     run->kernels->softmax(step);
 }
 
-static paged__attn_step step_at(const unit *u, const paged__table *table, int32_t head, int32_t t0,
+static paged__attn_step step_at(const paged__unit *u, const paged__table *table, int32_t head, int32_t t0,
                                 int32_t first) {
     return (paged__attn_step){.kv = u->kv,
                               .table = table,
@@ -152,10 +143,11 @@ static paged__attn_step step_at(const unit *u, const paged__table *table, int32_
 }
 
 /* Of tiles of the cache, which follow. */
-static void set_lines(const unit *u, paged__tiles *k, paged__tiles *v) {
+static void set_lines(const paged__unit *u, paged__tiles *k, paged__tiles *v) {
     int32_t row = PAGED_TILE * (int32_t)paged__type_bytes(u->kv->type);
     k->next_lines = (row * u->kv->head_dim_k + 63) / 64;
     v->next_lines = (row * u->kv->head_dim_v + 63) / 64;
+    k->n_next = v->n_next = PAGED__STEP_TILES;
 }
 
 /* What is worked on after `tiles`: first this, then that. */
@@ -166,13 +158,13 @@ static void set_next(paged__tiles *tiles, const paged__tiles *first, const paged
 }
 
 /* The first key that a row of the entry sees. */
-static int32_t first_key_of(const unit *u) {
+static int32_t first_key_of(const paged__unit *u) {
     return PAGED_MAX(paged__row_first(u->attn, u->entry, 0), u->entry->split_first * PAGED_ATTN_SPLIT);
 }
 
 /* What comes after the step of head h at t0: the next head, the next step, or, after the last one, likely the
  * next KV head of the entry. False: not known. */
-static bool step_after(const unit *u, int32_t h, int32_t t0, int32_t first, paged__table *table,
+static bool step_after(const paged__unit *u, int32_t h, int32_t t0, int32_t first, paged__table *table,
                        paged__attn_step *next) {
     int32_t head = u->head + h + 1;
     if (h + 1 == u->n_heads && t0 + PAGED_ATTN_STEP < u->entry->n_keys) {
@@ -190,8 +182,8 @@ static bool step_after(const unit *u, int32_t h, int32_t t0, int32_t first, page
 }
 
 /* A step of which K and V have to be brought into another form: head by head, since there is room for one. */
-static void attend_brought(const unit *u, const split_run *run, const paged__scratch *scratch, int32_t t0,
-                           int32_t first, paged__range rows) {
+static void attend_brought(const paged__unit *u, const split_run *run, const paged__scratch *scratch,
+                           int32_t t0, int32_t first, paged__range rows) {
     for (int32_t h = 0; h < u->n_heads; h++) {
         int32_t head = u->head + h;
         paged__table table = paged__table_of(u->kv, &u->attn->tables, u->entry->seq, head), next_table;
@@ -221,7 +213,7 @@ static void attend_brought(const unit *u, const split_run *run, const paged__scr
 }
 
 /* Where the tiles of head h of the unit lie. */
-static void find_tiles(const unit *u, int32_t h, int32_t t0, int32_t first, paged__tiles *k,
+static void find_tiles(const paged__unit *u, int32_t h, int32_t t0, int32_t first, paged__tiles *k,
                        paged__tiles *v) {
     paged__table table = paged__table_of(u->kv, &u->attn->tables, u->entry->seq, u->head + h);
     paged__attn_step step = step_at(u, &table, u->head + h, t0, first);
@@ -237,7 +229,8 @@ static paged__tiles *place(paged__step *steps, int32_t n, int32_t i, paged__tile
 
 /* The tiles of all heads, and which come after them: in the order of `place`, on to K of the next step; or,
  * at once, K and V of one head after the other. */
-static void find_all(const unit *u, const paged__scratch *scratch, int32_t t0, int32_t first, bool at_once) {
+static void find_all(const paged__unit *u, const paged__scratch *scratch, int32_t t0, int32_t first,
+                     bool at_once) {
     paged__step *steps = scratch->steps;
     int32_t n = u->n_heads, t1 = t0 + PAGED_ATTN_STEP;
     for (int32_t h = 0; h < n; h++) find_tiles(u, h, t0, first, &steps[h].k, &steps[h].v);
@@ -246,8 +239,7 @@ static void find_all(const unit *u, const paged__scratch *scratch, int32_t t0, i
         find_tiles(u, 0, t1, 0, &after[0], &v_after);
         after[1] = v_after;
         if (n > 1 && !at_once) find_tiles(u, 1, t1, 0, &after[1], &unused);
-    } else if (at_once &&
-               u->head + n < u->attn->config.n_kv_heads) { /* likely the next KV head of the entry */
+    } else if (at_once && u->head + n < u->attn->config.n_kv_heads) { /* likely the entry's next KV head */
         int32_t key = first_key_of(u);
         find_tiles(u, n, key / PAGED_ATTN_STEP * PAGED_ATTN_STEP, key, &after[0], &v_after);
     }
@@ -265,7 +257,7 @@ static void find_all(const unit *u, const paged__scratch *scratch, int32_t t0, i
 
 /* The rows of all heads of the unit that see a token of the step at t0, against its tokens, of which the
  * first that counts is `first`. */
-static void attend_step(const unit *u, split_run *run, const paged__scratch *scratch, int32_t t0,
+static void attend_step(const paged__unit *u, split_run *run, const paged__scratch *scratch, int32_t t0,
                         int32_t first, paged__range rows) {
     run->sees_all =
         scratch->first_key[rows.end - 1] <= t0 && scratch->n_keys[rows.first] >= t0 + PAGED_ATTN_STEP;
@@ -278,6 +270,7 @@ static void attend_step(const unit *u, split_run *run, const paged__scratch *scr
     }
     bool at_once = attends_at_once(u, run, rows);
     find_all(u, scratch, t0, first, at_once);
+    if (at_once && u->beside) paged__cascade_beside(u, scratch);
     for (int32_t h = 0; h < u->n_heads; h++) {
         const paged__step *step = rows_of(u, run, scratch, h, rows);
         if (at_once)
@@ -296,8 +289,7 @@ static float sum_lanes(const float *lanes) {
     return (y[0] + y[2]) + (y[1] + y[3]);
 }
 
-/* Rows of a head that see a token of t0 … t1 - 1: neighbours, since what rows see ascends. */
-static paged__range rows_between(const unit *u, const paged__scratch *scratch, int32_t t0, int32_t t1) {
+paged__range paged__unit_rows(const paged__unit *u, const paged__scratch *scratch, int32_t t0, int32_t t1) {
     paged__range rows = {0, u->entry->n_rows};
     while (rows.first < rows.end && scratch->n_keys[rows.first] <= t0) rows.first++;
     while (rows.end > rows.first && scratch->first_key[rows.end - 1] >= t1) rows.end--;
@@ -309,32 +301,34 @@ static void begin_state(const paged_attn *attn, float *state) {
     *state_m(attn, state) = -INFINITY;
 }
 
-static void begin_states(const unit *u, float *states) {
-    int64_t n = u->attn->state_floats, n_states = (int64_t)u->n_heads * u->entry->n_rows;
-    for (int64_t i = 0; i < n_states; i++) begin_state(u->attn, states + i * n);
+void paged__unit_begin(const paged__unit *u, float *states) {
+    for (int32_t h = 0; h < u->n_heads; h++)
+        for (int32_t r = 0; r < u->entry->n_rows; r++)
+            begin_state(u->attn, states + paged__unit_row(u, h, r) * u->attn->state_floats);
 }
 
-static void end_states(const unit *u, const paged__scratch *scratch, paged__range rows, float *states) {
+static void end_states(const paged__unit *u, const paged__scratch *scratch, paged__range rows,
+                       float *states) {
     const paged_attn *attn = u->attn;
     for (int32_t h = 0; h < u->n_heads; h++)
-        for (int32_t i = h * u->entry->n_rows + rows.first; i < h * u->entry->n_rows + rows.end; i++) {
+        for (int32_t r = rows.first; r < rows.end; r++) {
+            int64_t i = paged__unit_row(u, h, r);
             float *lanes = scratch->l + i * PAGED__L_LANES;
             *state_l(attn, states + i * attn->state_floats) = sum_lanes(lanes);
             memset(lanes, 0, PAGED__L_LANES * sizeof(float));
         }
 }
 
-/* The states of all rows that see a token of this split, which have begun, and which of each head those are;
- * others are left alone. The lanes of the denominator are zero before and after. */
-static paged__range attend_split(const unit *u, const paged__scratch *scratch, int32_t split, float *states) {
+paged__range paged__unit_attend(const paged__unit *u, const paged__scratch *scratch, int32_t split,
+                                float *states) {
     int32_t begin = split * PAGED_ATTN_SPLIT;
-    paged__range all = rows_between(u, scratch, begin, begin + PAGED_ATTN_SPLIT);
+    paged__range all = paged__unit_rows(u, scratch, begin, begin + PAGED_ATTN_SPLIT);
     if (all.first == all.end) return all;
     split_run run = split_run_of(u, states);
     int32_t first = PAGED_MAX(scratch->first_key[all.first], begin),
             end = PAGED_MIN(scratch->n_keys[all.end - 1], begin + PAGED_ATTN_SPLIT);
     for (int32_t t0 = first / PAGED_ATTN_STEP * PAGED_ATTN_STEP; t0 < end; t0 += PAGED_ATTN_STEP) {
-        paged__range rows = rows_between(u, scratch, t0, t0 + PAGED_ATTN_STEP);
+        paged__range rows = paged__unit_rows(u, scratch, t0, t0 + PAGED_ATTN_STEP);
         attend_step(u, &run, scratch, t0, scratch->first_key[rows.first], rows);
     }
     end_states(u, scratch, all, states);
@@ -349,13 +343,22 @@ static int32_t position_of(const paged_attn *attn, int32_t q, int32_t *seq) {
     return attn->tables.seqlens_k[*seq] - (attn->cu_seqlens_q[*seq + 1] - q);
 }
 
-/* Queries into rows [KV head, query, head of the group], scaled, so that exp2 of a score is exp of the scaled
- * product; and what each row sees, which is the same in all heads. */
-static void load_queries(const unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
+void paged__unit_set_rows(const paged__unit *u, const paged__scratch *scratch) {
+    const paged_attn *attn = u->attn;
+    int32_t seq = u->entry->seq;
+    for (int32_t r = 0; r < u->entry->n_rows; r++) {
+        scratch->n_keys[r] = paged__row_keys(attn, u->entry, r);
+        scratch->first_key[r] = paged__row_first(attn, u->entry, r);
+        if (attn->slopes_log2)
+            scratch->position[r] = position_of(attn, u->entry->q_first + r / attn->group, &seq);
+    }
+}
+
+void paged__unit_load(const paged__unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
     const paged_attn_config *c = &attn->config;
     void (*load_q)(void *, const float *, float, int32_t) = attn->kernels->of[c->type]->load_q;
-    int32_t dk = c->head_dim_k, seq = u->entry->seq, n_q = u->entry->n_rows / attn->group;
+    int32_t dk = c->head_dim_k, n_q = u->entry->n_rows / attn->group;
     int64_t stride = io->q_stride ? io->q_stride : (int64_t)c->n_heads * dk;
     uint8_t *row = scratch->q;
     for (int32_t h = u->head; h < u->head + u->n_heads; h++) {
@@ -368,76 +371,67 @@ static void load_queries(const unit *u, const paged__scratch *scratch, const pag
                 load_q(row, at, attn->scale_log2, dk);
             }
     }
-    for (int32_t r = 0; r < u->entry->n_rows; r++) {
-        scratch->n_keys[r] = paged__row_keys(attn, u->entry, r);
-        scratch->first_key[r] = paged__row_first(attn, u->entry, r);
-        if (attn->slopes_log2)
-            scratch->position[r] = position_of(attn, u->entry->q_first + r / attn->group, &seq);
-    }
+    paged__unit_set_rows(u, scratch);
 }
 
-/* Adds what a split gave to the rows that see a token of it, and begins their states anew while they are at
- * hand in the cache. */
-static void fold_split(const unit *u, const paged__scratch *scratch, int32_t split, paged__range rows) {
+void paged__unit_fold(const paged__unit *u, const paged__scratch *scratch, int32_t split, float *states,
+                      paged__range rows) {
     const paged_attn *attn = u->attn;
     int64_t n = attn->state_floats;
     for (int32_t h = 0; h < u->n_heads; h++)
         for (int32_t r = rows.first; r < rows.end; r++) {
-            int64_t i = (int64_t)h * u->entry->n_rows + r;
-            float *acc = scratch->acc + i * n, *cur = scratch->cur + i * n;
+            int64_t at = paged__unit_row(u, h, r) * n;
+            float *acc = scratch->acc + at, *state = states + at;
             if (scratch->first_key[r] >= split * PAGED_ATTN_SPLIT) /* its window begins here */
-                memcpy(acc, cur, (size_t)n * sizeof(float));
+                memcpy(acc, state, (size_t)n * sizeof(float));
             else
-                merge_state(attn, acc, cur);
-            begin_state(attn, cur);
+                merge_state(attn, acc, state);
+            begin_state(attn, state);
         }
 }
 
-/* All splits, folded as they come. */
-static void run_whole(const unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
+void paged__unit_finish(const paged__unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
-    int64_t n = attn->state_floats;
-    int32_t first = u->entry->split_first, end = first + u->entry->n_splits, n_rows = u->entry->n_rows;
-    load_queries(u, scratch, io);
-    begin_states(u, scratch->acc);
-    attend_split(u, scratch, first, scratch->acc);
-    if (end > first + 1) begin_states(u, scratch->cur);
-    for (int32_t split = first + 1; split < end; split++)
-        fold_split(u, scratch, split, attend_split(u, scratch, split, scratch->cur));
+    int32_t n_rows = u->entry->n_rows;
     for (int32_t h = 0; h < u->n_heads; h++)
         for (int32_t r = 0; r < n_rows; r++) {
             /* Rows lie far apart, and a store waits for its line. */
             const float *ahead = out_of(attn, u->entry, u->head + h, PAGED_MIN(r + 8, n_rows - 1), io);
             for (int32_t d = 0; d < attn->config.head_dim_v && n_rows > PAGED__FEW_ROWS; d += 16)
                 __builtin_prefetch(ahead + d, 1);
-            finish_row(attn, u->entry, u->head + h, r, scratch->acc + (h * n_rows + r) * n, io);
+            finish_row(attn, u->entry, u->head + h, r,
+                       scratch->acc + paged__unit_row(u, h, r) * attn->state_floats, io);
         }
 }
 
-/* Where the merge finds the states of a split, counted from the entry's first, and a head. `cut` is the first
- * to go through the entry, if it is not one of a cascade. */
-static float *states_at(const paged_attn *attn, const paged__entry *entry, int32_t cut, int32_t split,
-                        int32_t head) {
-    if (entry->shared_q < 0) return paged__workspace(attn, cut, split, head);
-    return paged__cascade(attn, entry, head, entry->split_first + split);
+/* All splits, folded as they come. */
+static void run_whole(const paged__unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
+    int32_t first = u->entry->split_first, end = first + u->entry->n_splits;
+    float *cur = scratch->cur;
+    paged__unit_load(u, scratch, io);
+    paged__unit_begin(u, scratch->acc);
+    paged__unit_attend(u, scratch, first, scratch->acc);
+    if (end > first + 1) paged__unit_begin(u, cur);
+    for (int32_t split = first + 1; split < end; split++)
+        paged__unit_fold(u, scratch, split, cur, paged__unit_attend(u, scratch, split, cur));
+    paged__unit_finish(u, scratch, io);
 }
 
-/* One split of the unit, to where the merge finds it. */
-static void run_split(const unit *u, const paged__scratch *scratch, int32_t split, int32_t cut,
+/* One split of the unit, to where the merge finds it. `cut` is the first to go through the entry. */
+static void run_split(const paged__unit *u, const paged__scratch *scratch, int32_t split, int32_t cut,
                       const paged_attn_io *io) {
     const paged_attn *attn = u->attn;
     int32_t n_rows = u->entry->n_rows;
     int64_t n = n_rows * attn->state_floats;
-    load_queries(u, scratch, io);
-    begin_states(u, scratch->cur);
-    attend_split(u, scratch, u->entry->split_first + split, scratch->cur);
+    paged__unit_load(u, scratch, io);
+    paged__unit_begin(u, scratch->cur);
+    paged__unit_attend(u, scratch, u->entry->split_first + split, scratch->cur);
     for (int32_t h = 0; h < u->n_heads; h++)
-        memcpy(states_at(attn, u->entry, cut, split, u->head + h), scratch->cur + h * n,
+        memcpy(paged__workspace(attn, cut, split, u->head + h), scratch->cur + h * n,
                (size_t)n * sizeof(float));
 }
 
-/* How many KV heads are taken along at once: more than one where they lie side by side. */
-static int32_t heads_at_once(const paged_attn *attn, const paged_kv *kv, const paged__entry *entry) {
+int32_t paged__heads_at_once(const paged_attn *attn, const paged_kv *kv, const paged__entry *entry) {
     if (kv->k_head_stride > kv->block_stride) return 1;
     return PAGED_MIN(PAGED_MAX(PAGED__UNIT_ROWS / entry->n_rows, 1), attn->heads_max);
 }
@@ -462,7 +456,12 @@ static void run_parts(const paged_attn *attn, const paged_kv *kv, const paged__e
         int32_t first = item % PAGED__ROW_PARTS;
         n = PAGED_MIN(PAGED__ROW_PARTS - first, until - item);
         paged__entry part = parts_of(attn, entry, first, first + n);
-        unit u = {.attn = attn, .kv = kv, .entry = &part, .head = item / PAGED__ROW_PARTS, .n_heads = 1};
+        paged__unit u = {.attn = attn,
+                         .kv = kv,
+                         .entry = &part,
+                         .head_rows = part.n_rows,
+                         .head = item / PAGED__ROW_PARTS,
+                         .n_heads = 1};
         run_whole(&u, &attn->scratch[ith], io);
     }
 }
@@ -470,29 +469,19 @@ static void run_parts(const paged_attn *attn, const paged_kv *kv, const paged__e
 /* The items from … until - 1 of an entry. */
 static void run_items(paged_attn *attn, const paged_kv *kv, const paged__entry *entry, int32_t from,
                       int32_t until, int32_t cut, const paged_attn_io *io, int32_t ith) {
-    int32_t n_heads = attn->config.n_kv_heads, most = heads_at_once(attn, kv, entry);
+    int32_t n_heads = attn->config.n_kv_heads, most = paged__heads_at_once(attn, kv, entry);
     bool is_whole = from == 0 && until == paged__entry_items(attn, entry);
-    bool by_split = paged__entry_can_cut(attn, entry) && !(is_whole && entry->shared_q < 0);
+    bool by_split = paged__entry_can_cut(attn, entry) && !is_whole;
     if (!by_split) until = PAGED_MIN(until, n_heads);
-    unit u = {.attn = attn, .kv = kv, .entry = entry};
+    paged__unit u = {.attn = attn, .kv = kv, .entry = entry, .head_rows = entry->n_rows};
     for (int32_t item = from; item < until; item += u.n_heads) {
         u.head = item % n_heads;
         u.n_heads = PAGED_MIN(PAGED_MIN(most, n_heads - u.head), until - item);
-        if (by_split || entry->shared_q >= 0)
+        if (by_split)
             run_split(&u, &attn->scratch[ith], item / n_heads, cut, io);
         else
             run_whole(&u, &attn->scratch[ith], io);
     }
-}
-
-/* The cut, at or before b, that is the first to go through the entry of cut b; cut b goes through it. */
-static int32_t first_cut_of_entry(const paged_attn *attn, int32_t b, int32_t nth) {
-    int32_t entry = paged__cut_at(attn, b, nth).entry;
-    for (; b > 1; b--) {
-        paged__cut before = paged__cut_at(attn, b - 1, nth);
-        if (before.entry != entry || before.item == 0) break;
-    }
-    return b;
 }
 
 /* Claims in turn until there are none: KV heads of an entry, as many as are taken along at once. */
@@ -501,7 +490,7 @@ static void run_claimed(paged_attn *attn, const paged_kv *kv, const paged_attn_i
     int64_t n_heads = attn->config.n_kv_heads, n_claims = attn->n_entries * n_heads, claim;
     while ((claim = atomic_fetch_add_explicit(&attn->n_claimed, 1, memory_order_relaxed)) < n_claims) {
         const paged__entry *entry = &attn->entries[attn->n_entries - 1 - claim / n_heads];
-        int32_t head = (int32_t)(claim % n_heads), most = heads_at_once(attn, kv, entry);
+        int32_t head = (int32_t)(claim % n_heads), most = paged__heads_at_once(attn, kv, entry);
         int32_t end = PAGED_MIN(head + most, (int32_t)n_heads);
         if (head % most == 0) run_items(attn, kv, entry, head, end, 0, io, ith);
     }
@@ -523,25 +512,31 @@ void paged_attn_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *i
         const paged__entry *entry = &attn->entries[index];
         int32_t from = index == begin.entry ? begin.item : 0,
                 until = index == end.entry ? end.item : paged__entry_items(attn, entry);
-        /* Cut ith goes through the entry, or cut ith + 1 does, as its first, or neither. */
-        int32_t cut = from > 0 ? first_cut_of_entry(attn, ith, nth) : ith + 1;
         if (from >= until) continue;
-        if (paged__entry_has_parts(attn, entry))
+        if (entry->is_prefix) {
+            paged__cascade_run(attn, kv, entry, from, until, io, ith, nth);
+        } else if (paged__entry_has_parts(attn, entry)) {
             run_parts(attn, kv, entry, from, until, io, ith);
-        else
+        } else {
+            /* Cut ith goes through the entry, or cut ith + 1 does, as its first, or neither. */
+            int32_t cut = from > 0 ? paged__first_cut(attn, ith, nth) : ith + 1;
             run_items(attn, kv, entry, from, until, cut, io, ith);
+        }
     }
 }
 
 /* ---- merge ---- */
 
-/* Folds the states of all splits that row r of a KV head sees. */
-static void merge_row(const paged_attn *attn, const paged__entry *entry, int32_t cut, int32_t head, int32_t r,
-                      float *acc, const paged_attn_io *io) {
+/* Folds the states of all splits that row r of a KV head sees. With `prefix` the entry is one of its own. */
+static void merge_row(const paged_attn *attn, const paged__entry *entry, const paged__entry *prefix,
+                      int32_t cut, int32_t head, int32_t r, float *acc, const paged_attn_io *io) {
     int32_t n_keys = paged__row_keys(attn, entry, r),
             first = paged__row_first(attn, entry, r) / PAGED_ATTN_SPLIT;
     for (int32_t split = first; split * PAGED_ATTN_SPLIT < n_keys; split++) {
-        float *state = states_at(attn, entry, cut, split - entry->split_first, head) + r * attn->state_floats;
+        float *state =
+            prefix ? paged__cascade(attn, prefix, cut, split,
+                                    (entry->q_first - prefix->q_first) * attn->group + r)
+                   : paged__workspace(attn, cut, split - entry->split_first, head) + r * attn->state_floats;
         if (split == first)
             memcpy(acc, state, (size_t)attn->state_floats * sizeof(float));
         else
@@ -550,29 +545,24 @@ static void merge_row(const paged_attn *attn, const paged__entry *entry, int32_t
     finish_row(attn, entry, head, r, acc, io);
 }
 
-/* Rows of an entry; threads take the rows of all entries in turn, of which n_before came before. */
-static void merge_entry(const paged_attn *attn, const paged__entry *entry, int32_t cut, int64_t n_before,
-                        const paged_attn_io *io, int32_t ith, int32_t nth) {
-    for (int32_t head = 0; head < attn->config.n_kv_heads; head++)
-        for (int32_t r = 0; r < entry->n_rows; r++, n_before++)
-            if (n_before % nth == ith) merge_row(attn, entry, cut, head, r, attn->scratch[ith].acc, io);
-}
-
 void paged_attn_merge(paged_attn *attn, const paged_attn_io *io, int32_t ith, int32_t nth) {
     if (!attn->needs_merge) return;
-    int64_t n_rows = 0, n_heads = attn->config.n_kv_heads;
+    int64_t n_rows = 0; /* threads take the rows of all pieces in turn */
+    float *acc = attn->scratch[ith].acc;
     for (int32_t b = 1; b < nth; b++) {
         paged__cut cut = paged__cut_at(attn, b, nth);
-        if (cut.item == 0 || first_cut_of_entry(attn, b, nth) != b) continue;
+        if (!paged__cut_goes_through(attn, cut) || paged__first_cut(attn, b, nth) != b) continue;
         const paged__entry *entry = &attn->entries[cut.entry];
-        if (entry->shared_q >= 0 || !paged__entry_can_cut(attn, entry)) continue;
-        merge_entry(attn, entry, b, n_rows, io, ith, nth);
-        n_rows += entry->n_rows * n_heads;
-    }
-    for (int32_t i = 0; attn->n_shared_q > 0 && i < attn->n_entries; i++) {
-        const paged__entry *entry = &attn->entries[i];
-        if (entry->shared_q < 0 || entry->is_prefix) continue;
-        merge_entry(attn, entry, 0, n_rows, io, ith, nth);
-        n_rows += entry->n_rows * n_heads;
+        if (entry->is_prefix) {
+            int32_t head = cut.item / paged__head_items(entry);
+            for (int32_t i = entry->own; i < entry->own + entry->n_own; i++)
+                for (int32_t r = 0; r < attn->owns[i].n_rows; r++, n_rows++)
+                    if (n_rows % nth == ith) merge_row(attn, &attn->owns[i], entry, b, head, r, acc, io);
+            continue;
+        }
+        if (!paged__entry_can_cut(attn, entry)) continue;
+        for (int32_t head = 0; head < attn->config.n_kv_heads; head++)
+            for (int32_t r = 0; r < entry->n_rows; r++, n_rows++)
+                if (n_rows % nth == ith) merge_row(attn, entry, NULL, b, head, r, acc, io);
     }
 }

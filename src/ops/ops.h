@@ -48,11 +48,11 @@ enum {
  * tile, each from its first byte to its last. Meanwhile it brings the tiles at two distances ahead into the
  * L2 cache, line by line, spread evenly over its work: a burst overflows the queue of misses, and a pause
  * lets it run dry. Into L2, since L1 waits for far fewer lines at once. A prefetch may be dropped, hence
- * twice. */
+ * twice. Where rows are many, `attend` brings the first n_next of `next`. */
 typedef struct paged__tiles {
     const void *at[PAGED__STEP_TILES], *next[PAGED__TILES_AHEAD];
     const float *scale[PAGED__STEP_TILES], *next_scale[PAGED__STEP_TILES]; /* i8: [16] of each tile */
-    int32_t next_lines; /* `attend`: of each tile of `next` as it lies in memory, of 64 bytes */
+    int32_t n_next, next_lines; /* `attend`: tiles of `next`, 4 or 8; lines of each, as it lies in memory */
 } paged__tiles;
 
 /* The tile that comes about so many bytes after tile j, of tiles of so many bytes. */
@@ -139,13 +139,13 @@ static inline int32_t paged__block_row(const paged__step *step, int32_t most, in
     return step->n_rows * block / paged__n_blocks(step, most);
 }
 
-/* Brings part `part` of n of the 4 tiles that are worked on next into the cache. (GCC takes a function that
+/* Brings part `part` of n of the tiles that are worked on next into the cache. (GCC takes a function that
  * only prefetches for one without effects and drops its calls.) */
 __attribute__((always_inline)) static inline void paged__bring(const paged__tiles *tiles, int32_t part,
                                                                int32_t n_parts) {
-    int32_t lines = tiles->next_lines, n = PAGED__STEP_TILES * lines, at = n * part / n_parts,
+    int32_t lines = tiles->next_lines, n = tiles->n_next * lines, at = n * part / n_parts,
             end = n * (part + 1) / n_parts;
-    for (int32_t tile = 0; tile < PAGED__STEP_TILES; tile++, at -= lines, end -= lines)
+    for (int32_t tile = 0; tile < tiles->n_next; tile++, at -= lines, end -= lines)
         for (int32_t i = PAGED_MAX(at, 0); i < PAGED_MIN(end, lines); i++)
             __builtin_prefetch((const uint8_t *)tiles->next[tile] + i * (int64_t)64);
 }

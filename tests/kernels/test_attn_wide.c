@@ -299,9 +299,13 @@ static void cascade_reads_once(void) {
     result r = result_make(&w);
     run_pieces(&w, &p, attn, pieces, N, 2, &r);
     int64_t cost = attn->cost, n_steps = 0, n_units = attn->n_entries;
-    for (int32_t i = 0; i < attn->n_entries; i++)
-        n_steps += (attn->entries[i].n_keys - attn->entries[i].split_first * PAGED_ATTN_SPLIT + 63) / 64;
-    CHECK_EQ(n_units, N + 1);
+    for (int32_t i = 0; i < attn->n_entries + attn->n_owns; i++) {
+        const paged__entry *entry =
+            i < attn->n_entries ? &attn->entries[i] : &attn->owns[i - attn->n_entries];
+        n_steps += (entry->n_keys - entry->split_first * PAGED_ATTN_SPLIT + 63) / 64;
+    }
+    CHECK_EQ(n_units, 1);
+    CHECK_EQ(attn->n_owns, N);
     CHECK_EQ(n_steps, 2048 / 64 + 7 + 2); /* 1, 11 … 61 own keys are a step, 71 are two */
     p.n_shared = 0;
     run_pieces(&w, &p, attn, pieces, N, 2, &r);

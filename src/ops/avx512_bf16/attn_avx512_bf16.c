@@ -76,6 +76,24 @@ INLINE void fetch_stream(const stream *f, int64_t at) {
     _mm_prefetch((const char *)f->far + at, _MM_HINT_T1);
 }
 
+/* With many rows, lines of the tiles of the next call: a line of each of the tiles first … end - 1, at the
+ * place that is worked on. So they come evenly: a burst fills the queue of misses, and all work waits. */
+typedef struct bringer {
+    const paged__tiles *tiles;
+    int32_t first, end;
+} bringer;
+
+/* The tiles that part `part` of n_parts brings. Tiles of another type come in another way. */
+INLINE bringer bringer_of(const paged__tiles *tiles, int32_t lines, int32_t part, int32_t n_parts) {
+    int32_t n = tiles->next_lines == lines ? tiles->n_next : 0;
+    return (bringer){tiles, n * part / n_parts, n * (part + 1) / n_parts};
+}
+
+INLINE void bring_line(const bringer *b, int64_t at) {
+    for (int32_t i = b->first; i < b->end; i++)
+        _mm_prefetch((const char *)b->tiles->next[i] + at, _MM_HINT_T0);
+}
+
 INLINE int64_t k_tile_lines(const paged__step *step) {
     return (step->head_dim_k + 1) / 2;
 }
@@ -98,8 +116,8 @@ INLINE void qk_pair(__m512 acc[ROWS][4], const uint8_t *q, int64_t q_stride, con
 }
 
 /* Many rows: the tiles first_tile … first_tile + n_tiles - 1. */
-INLINE void qk_tiles(const paged__step *step, int32_t first_row, int32_t first_tile, const int n_rows,
-                     const int n_tiles) {
+INLINE void qk_tiles(const paged__step *step, const bringer *bring, int32_t first_row, int32_t first_tile,
+                     const int n_rows, const int n_tiles) {
     const uint8_t *q = step->q + first_row * step->q_stride, *k[4];
     const int64_t q_stride = step->q_stride;
     __m512 acc[ROWS][4];
@@ -107,8 +125,10 @@ INLINE void qk_tiles(const paged__step *step, int32_t first_row, int32_t first_t
     UNROLL for (int r = 0; r < n_rows; r++) {
         UNROLL for (int j = 0; j < n_tiles; j++) acc[r][j] = _mm512_setzero_ps();
     }
-    for (int64_t at = 0, end = k_tile_lines(step) * 64; at < end; at += 64, q += 4)
+    for (int64_t at = 0, end = k_tile_lines(step) * 64; at < end; at += 64, q += 4) {
+        bring_line(bring, at);
         qk_pair(acc, q, q_stride, k, at, n_rows, n_tiles);
+    }
     float *s = step->s + first_row * PAGED_ATTN_STEP + first_tile * PAGED_TILE;
     UNROLL for (int r = 0; r < n_rows; r++) {
         UNROLL for (int j = 0; j < n_tiles; j++)
@@ -116,35 +136,35 @@ INLINE void qk_tiles(const paged__step *step, int32_t first_row, int32_t first_t
     }
 }
 
-INLINE void qk_rows(const paged__step *step, int32_t r, const int n_rows) {
+INLINE void qk_rows(const paged__step *step, const bringer *bring, int32_t r, const int n_rows) {
     int32_t first = step->seen[r].first / PAGED_TILE, end = step->seen[r + n_rows - 1].end;
     switch ((end + PAGED_TILE - 1) / PAGED_TILE - first) {
     case 1:
-        qk_tiles(step, r, first, n_rows, 1);
+        qk_tiles(step, bring, r, first, n_rows, 1);
         break;
     case 2:
-        qk_tiles(step, r, first, n_rows, 2);
+        qk_tiles(step, bring, r, first, n_rows, 2);
         break;
     case 3:
-        qk_tiles(step, r, first, n_rows, 3);
+        qk_tiles(step, bring, r, first, n_rows, 3);
         break;
     default:
-        qk_tiles(step, r, 0, n_rows, 4);
+        qk_tiles(step, bring, r, 0, n_rows, 4);
         break;
     }
 }
 
 /* A block of rows: of more than 12 they have 4 … 6. */
-INLINE void qk_block(const paged__step *step, int32_t r, int32_t n) {
+INLINE void qk_block(const paged__step *step, const bringer *bring, int32_t r, int32_t n) {
     switch (n) {
     case 4:
-        qk_rows(step, r, 4);
+        qk_rows(step, bring, r, 4);
         break;
     case 5:
-        qk_rows(step, r, 5);
+        qk_rows(step, bring, r, 5);
         break;
     default:
-        qk_rows(step, r, 6);
+        qk_rows(step, bring, r, 6);
         break;
     }
 }
@@ -209,9 +229,10 @@ static void qk(const paged__step *step) {
         qk_few(step);
         return;
     }
+    const bringer nothing = {0};
     for (int32_t block = 0, r = 0, next; r < step->n_rows; r = next) {
         next = paged__block_row(step, ROWS, ++block);
-        qk_block(step, r, next - r);
+        qk_block(step, &nothing, r, next - r);
     }
 }
 
@@ -344,8 +365,8 @@ INLINE const uint8_t *v_at(const paged__step *step, int32_t i, int64_t d) {
 }
 
 /* Many rows: elements from d on. */
-INLINE void pv_pass(const paged__step *step, pair_range pairs, int32_t first_row, int64_t d, __mmask16 mask,
-                    const int n_rows, const int n_vecs) {
+INLINE void pv_pass(const paged__step *step, const bringer *bring, pair_range pairs, int32_t first_row,
+                    int64_t d, __mmask16 mask, const int n_rows, const int n_vecs) {
     const uint8_t *p = step->p + first_row * P_BYTES;
     const paged__range *seen = step->seen + first_row;
     int64_t pair_bytes = step->head_dim_v * (int64_t)4;
@@ -356,8 +377,10 @@ INLINE void pv_pass(const paged__step *step, pair_range pairs, int32_t first_row
         pv_pair_edge(acc, p + i * 4, seen, i, v_at(step, i, d), mask, n_rows, n_vecs);
     while (i < pairs.end) {
         const uint8_t *v = v_at(step, i, d);
-        for (int32_t stop = PAGED_MIN((i / PAIRS + 1) * PAIRS, pairs.end); i < stop; i++, v += pair_bytes)
+        for (int32_t stop = PAGED_MIN((i / PAIRS + 1) * PAIRS, pairs.end); i < stop; i++, v += pair_bytes) {
+            if (i < 8 * n_vecs) bring_line(bring, (d / 2 + i) * 64);
             pv_pair(acc, p + i * 4, P_BYTES, v, mask, n_rows, n_vecs);
+        }
     }
     for (; i < pairs.high; i++) pv_pair_edge(acc, p + i * 4, seen, i, v_at(step, i, d), mask, n_rows, n_vecs);
     store_rows(step, acc, first_row, d, n_rows, n_vecs);
@@ -389,31 +412,31 @@ INLINE __mmask16 mask_at(int32_t dv, int32_t d) {
     return (__mmask16)(0xffffu >> (16 - PAGED_MIN(dv - d, 16)));
 }
 
-INLINE void pv_rows(const paged__step *step, int32_t r, const int n_rows) {
+INLINE void pv_rows(const paged__step *step, const bringer *bring, int32_t r, const int n_rows) {
     pair_range pairs = pairs_of(step->seen + r, n_rows);
     int32_t dv = step->head_dim_v;
     for (int32_t d = 0, n; d < dv; d += 16 * n) {
         n = pass_vecs(dv - d, n_rows);
         if (n == 4)
-            pv_pass(step, pairs, r, d, 0xffff, n_rows, 4);
+            pv_pass(step, bring, pairs, r, d, 0xffff, n_rows, 4);
         else if (n == 2)
-            pv_pass(step, pairs, r, d, 0xffff, n_rows, 2);
+            pv_pass(step, bring, pairs, r, d, 0xffff, n_rows, 2);
         else
-            pv_pass(step, pairs, r, d, mask_at(dv, d), n_rows, 1);
+            pv_pass(step, bring, pairs, r, d, mask_at(dv, d), n_rows, 1);
     }
 }
 
 /* A block of rows, likewise. */
-INLINE void pv_block(const paged__step *step, int32_t r, int32_t n) {
+INLINE void pv_block(const paged__step *step, const bringer *bring, int32_t r, int32_t n) {
     switch (n) {
     case 4:
-        pv_rows(step, r, 4);
+        pv_rows(step, bring, r, 4);
         break;
     case 5:
-        pv_rows(step, r, 5);
+        pv_rows(step, bring, r, 5);
         break;
     default:
-        pv_rows(step, r, 6);
+        pv_rows(step, bring, r, 6);
         break;
     }
 }
@@ -510,9 +533,10 @@ static void pv(const paged__step *step) {
         pv_few(step);
         return;
     }
+    const bringer nothing = {0};
     for (int32_t block = 0, r = 0, next; r < step->n_rows; r = next) {
         next = paged__block_row(step, ROWS, ++block);
-        pv_block(step, r, next - r);
+        pv_block(step, &nothing, r, next - r);
     }
 }
 
@@ -520,17 +544,32 @@ static void pv(const paged__step *step) {
 
 /* Scores are a block ahead, so that the processor, which looks some hundred instructions ahead, is not held
  * up by the weights that follow from them. K and V stay in L1 all the time. */
-static void attend(const paged__step *step) {
+INLINE void attend_rows(const paged__step *step, const bool evenly) {
     int32_t n = paged__n_blocks(step, ROWS), r = 0, next = paged__block_row(step, ROWS, 1);
-    qk_block(step, 0, next);
+    bringer k = {0}, v = {0};
+    if (evenly) k = bringer_of(&step->k, (int32_t)k_tile_lines(step), 0, n);
+    qk_block(step, &k, 0, next);
     for (int32_t block = 0, after; block < n; block++, r = next, next = after) {
         after = block + 1 < n ? paged__block_row(step, ROWS, block + 2) : next;
         softmax_rows(step, r, next);
-        paged__bring(&step->k, block, n);
-        if (after > next) qk_block(step, next, after - next);
-        paged__bring(&step->v, block, n);
-        pv_block(step, r, next - r);
+        if (evenly) {
+            k = bringer_of(&step->k, (int32_t)k_tile_lines(step), block + 1, n);
+            v = bringer_of(&step->v, (int32_t)v_tile_lines(step), block, n);
+        } else {
+            paged__bring(&step->k, block, n);
+        }
+        if (after > next) qk_block(step, &k, next, after - next);
+        if (!evenly) paged__bring(&step->v, block, n);
+        pv_block(step, &v, r, next - r);
     }
+}
+
+/* Evenly where memory has more to bring, in a cascade; for a prompt the loops are shorter without. */
+static void attend(const paged__step *step) {
+    if (step->k.n_next > PAGED__STEP_TILES)
+        attend_rows(step, true);
+    else
+        attend_rows(step, false);
 }
 
 const paged__type_kernels paged__avx512_bf16_bf16 = {.q_bytes = q_bytes,
