@@ -28,6 +28,7 @@ BUILD = pathlib.Path(os.environ.get("PAGED_BUILD", ROOT / "build/release"))
 PROMPT = 4096
 MIB = 512           # of the records that are written and read
 RECORD = 368640     # bytes: 16 tokens of SmolLM2-135M in f16
+READS = 4           # of the same in a round
 SLOW_ROUNDS = 2 * MIN_ROUNDS  # what is asked about is a few percent, as much as a round's ratio strays by itself
 SYNC = (64 << 20) // RECORD  # records between two syncs of the store
 
@@ -63,6 +64,19 @@ def fio(folder, kind, *options):
     return job[kind]["bw_bytes"]
 
 
+def read_in_turns(side, folder, i):
+    """What both read, {bytes, seconds} of ours and bytes a second of fio: some times in turns, since a disk may be a few times
+    as fast in one second as in the next."""
+    ours, seconds = {"bytes": 0, "seconds": 0}, 0
+    for turn in range(2 * READS):
+        if (turn + turn // 2 + i) % 2:
+            seconds += (MIB << 20) / fio(folder, "read", "--invalidate=1")
+        else:
+            answer = side.ask("read")
+            ours = {key: ours[key] + answer[key] for key in ours}
+    return ours, READS * (MIB << 20) / seconds
+
+
 def files(side, folder, n_rounds, progress):
     """Records through the store and bytes through fio, in turns."""
     ours, theirs = {"write": [], "read": []}, {"write": [], "write, one sync": [], "read": []}
@@ -70,11 +84,13 @@ def files(side, folder, n_rounds, progress):
         progress.show(f"files: round {i + 1} of {n_rounds}")
         (folder / "fio").unlink(missing_ok=True)
         turns = [lambda: theirs["write"].append(fio(folder, "write", f"--fdatasync={SYNC}", "--end_fsync=1")),
-                 lambda: theirs["write, one sync"].append(fio(folder, "write", "--end_fsync=1", "--overwrite=0")),
-                 lambda: theirs["read"].append(fio(folder, "read", "--invalidate=1"))]
-        mine = [lambda: ours["write"].append(side.ask(f"write {MIB}")), lambda: ours["read"].append(side.ask("read"))]
+                 lambda: theirs["write, one sync"].append(fio(folder, "write", "--end_fsync=1", "--overwrite=0"))]
+        mine = [lambda: ours["write"].append(side.ask(f"write {MIB}"))]
         for turn in mine + turns if i % 2 else turns + mine:
             turn()
+        read = read_in_turns(side, folder, i)
+        ours["read"].append(read[0])
+        theirs["read"].append(read[1])
     rate = {kind: [a["bytes"] / a["seconds"] for a in answers] for kind, answers in ours.items()}
     for kind in "write", "read":
         yield row(f"{kind}, {MIB} MiB", "store", [r / 1e6 for r in rate[kind]], unit="MB/s")

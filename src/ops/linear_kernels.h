@@ -38,7 +38,8 @@ enum {
     PAGED__ACT_GROUP = 6,    /* tokens, at most */
     PAGED__FLOAT_BLOCK = 64, /* columns of a partial sum of F32, F16 and BF16 */
     PAGED__PANEL_COLS = 512, /* columns that a kernel works on before it goes to the next tokens */
-    PAGED__SUMS_MAX = 16384  /* floats that one call of `sums` gives: weights are unpacked once for them */
+    /* Floats that one call of `sums` gives, and weights are unpacked once for: groups of 2 or of 4 tiles. */
+    PAGED__SUMS_MAX = 43 * PAGED__ACT_GROUP * 4 * PAGED__ROW_TILE
 };
 
 typedef struct paged__act_block {

@@ -75,6 +75,44 @@ static void one_matrix(void) {
     }
 }
 
+/* More tokens than one call of a kernel takes, whose groups do not end where its room does: as in pieces. */
+static void many_tokens(void) {
+    enum { MANY = 1087, PIECE = 60, ROWS = 77 };
+    uint64_t rng = test_seed;
+    for (int32_t type = 0; type < PAGED__N_WEIGHT_TYPES; type++) {
+        const bool quantised = paged__wants_quantised((paged__weight_type)type);
+        weights v = weights_make((paged__weight_type)type, ROWS, 256, true, 1, &rng);
+        inputs in = inputs_make(MANY, v.w.n_cols, &rng);
+        const paged__linear_job job = {.w = {&v.w}, .n_w = 1};
+        for (int32_t isa = 0; isa < N_LINEAR_ISAS; isa++) {
+            if (!linear_isa_use(isa)) continue;
+            float *want = take(MANY * ROWS, sizeof *want);
+            for (int32_t first = 0; first < MANY; first += PIECE) {
+                const int32_t n = PAGED_MIN(PIECE, MANY - first);
+                paged__act act = activate(&in, quantised, first, n);
+                float *y = run_stack(&job, &act, ROWS, 1);
+                memcpy(want + first * ROWS, y, (size_t)(n * ROWS) * sizeof *y);
+                free(y);
+                free(act.data);
+            }
+            static const int32_t counts[] = {257, 259, 511, 513, 1024, MANY};
+            for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+                paged__act act = activate(&in, quantised, 0, counts[i]);
+                float *y = run_stack(&job, &act, ROWS, 1 + (int32_t)i % 3);
+                if (!same(y, want, (int64_t)counts[i] * ROWS))
+                    test_fail(__FILE__, __LINE__, "%s, type %d: %d tokens differ from pieces of %d",
+                              paged__linear_kernels(), type, counts[i], PIECE);
+                free(y);
+                free(act.data);
+            }
+            free(want);
+        }
+        inputs_free(&in);
+        weights_free(&v);
+    }
+    paged_cpu_mask(~0u);
+}
+
 /* Three matrices of different formats with one input: the same as each on its own. */
 static void stacks(void) {
     static const paged__weight_type types[3] = {PAGED__W_Q4_K, PAGED__W_Q8_0, PAGED__W_Q6_K};
@@ -223,5 +261,6 @@ static void activations(void) {
     paged_cpu_mask(~0u);
 }
 
-#define TESTS(X) X(one_matrix) X(stacks) X(epilogues) X(into_activations) X(poison) X(activations)
+#define TESTS(X)                                                                                             \
+    X(one_matrix) X(many_tokens) X(stacks) X(epilogues) X(into_activations) X(poison) X(activations)
 TEST_MAIN(TESTS)
