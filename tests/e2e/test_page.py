@@ -15,6 +15,7 @@ import pytest
 import conftest
 
 webdriver = pytest.importorskip("selenium.webdriver")
+from selenium.common.exceptions import StaleElementReferenceException  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 
@@ -74,8 +75,14 @@ class Page:
         return self.browser.find_elements(By.CSS_SELECTOR, css)
 
     def until(self, holds, seconds=30):
+        """What holds() gives as soon as it is true; an element that the page has just made anew is looked for again."""
         deadline = time.monotonic() + seconds
-        while not (value := holds()):
+
+        def value_now():
+            with contextlib.suppress(StaleElementReferenceException):
+                return holds()
+
+        while not (value := value_now()):
             assert time.monotonic() < deadline, f"did not happen in {seconds} s; the page says:\n{self.one('body').text}"
             time.sleep(0.05)
         return value

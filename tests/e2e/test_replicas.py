@@ -21,7 +21,8 @@ HAPROXY = shutil.which("haproxy") or ("/usr/sbin/haproxy" if shutil.which("/usr/
 pytestmark = pytest.mark.skipif(not HAPROXY, reason="there is no haproxy (Debian's package of this name)")
 CONFIG = conftest.ROOT / "deploy" / "haproxy.cfg"
 GREEDY = {"temperature": 0, "seed": 1, "logprobs": True, "max_tokens": 10}
-SYSTEM = "You are a patient teacher and answer in one short sentence. " * 12
+# So long that the block or two that a killed server had not written yet are less than a tenth of it.
+SYSTEM = "You are a patient teacher and answer in one short sentence. " * 24
 
 
 def free_port():
