@@ -12,7 +12,7 @@ of what is measured is its own work; the time between two tokens comes from roun
 medians and intervals are those of bench/rounds.py; a round counts when engine and server had the cores for themselves. All processes
 are started anew a few times, since two engines that differ in nothing but their memory's place differ by some percent.
 
---quick: fewer rounds, under a minute. --json: one object a row. --write-docs: puts the table into docs/server.md.
+--quick: fewer rounds, under two minutes. --json: one object a row. --write-docs: puts the table into docs/server.md.
 --trace: instead, a trace of requests (a file as bench/traces.py reads it, or one that it generates: sharegpt, azure_conv, …) is
 replayed against both servers: bench/serve_trace.py. It has no requirement.
 
@@ -39,12 +39,12 @@ PROMPT = 128
 TOKENS = N_CTX - PROMPT - 2     # that each request may make; then they are opened anew
 BATCHES = 1, 8
 ROUND = {1: 40, 8: 24}          # tokens of each stream: about a tenth of a second
-ROUNDS, CASE_S = 90, 180
-QUICK_ROUNDS, QUICK_S = 24, 24
+# Starts of the processes: where one's memory lies is worth some percent; the first to start takes turns.
+ROUNDS, CASE_S, STARTS = 90, 180, 6
+QUICK_ROUNDS, QUICK_S, QUICK_STARTS = 24, 40, 2
 WARM = 2                        # tokens of each stream before the clock starts; bench/bench_serve.c waits for as many
 LIKE_BARE = "--max-running", "32"       # a setting of bench/bench_engine.c
 REPLAY = "--max-running", str(max(BATCHES))
-STARTS = 6                      # of the processes: where one's memory lies is worth some percent; the first to start takes turns
 OTHERS_EVERY = 4                # rounds: they have no requirement, and take most of the time
 PAUSE_S = 0.01                  # in which the threads of the side before go to sleep
 MUST = 1.03                     # seconds a token of the server, of those of the bare engine
@@ -201,7 +201,7 @@ def table(rows):
 def main():
     parser = argparse.ArgumentParser(prog="./x bench serve")
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, under a minute")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, under two minutes")
     parser.add_argument("--trace", metavar="FILE", help="replay a request trace instead")
     parser.add_argument("--time-scale", type=float, default=1, help="of its arrivals: 0.1 is ten times as fast")
     parser.add_argument("--write-docs", action="store_true", help="put the table into docs/server.md")
@@ -209,15 +209,15 @@ def main():
     model, progress, rows = os.environ["PAGED_MODEL"], Progress(), []
     n_vocab = json.loads(subprocess.run([str(BUILD / "paged"), "inspect", model, "--json"], capture_output=True, text=True,
                                         check=True).stdout)["vocab"]
-    plan = (QUICK_ROUNDS, QUICK_S) if args.quick else (ROUNDS, CASE_S)
+    plan = (QUICK_ROUNDS, QUICK_S, QUICK_STARTS) if args.quick else (ROUNDS, CASE_S, STARTS)
     if args.trace:
         with contextlib.ExitStack() as stack:
             servers = [stack.enter_context(contextlib.closing(OurServer(model, n_vocab, *REPLAY))), *llama_server(stack, model, n_vocab, progress)]
             rows += serve_trace.replay(args.trace, args.time_scale, servers, n_vocab, N_CTX, progress)
     else:
-        rounds, seconds = (plan[0] // STARTS, plan[1] / STARTS)
+        rounds, seconds, n_starts = plan[0] // plan[2], plan[1] / plan[2], plan[2]
         clean, gaps = {n: [] for n in BATCHES}, {n: {} for n in BATCHES}
-        for start in range(STARTS):
+        for start in range(n_starts):
             with contextlib.ExitStack() as stack:
                 made = [lambda: OurServer(model, n_vocab, *LIKE_BARE), lambda: Bare(model)]
                 first, second = (stack.enter_context(contextlib.closing(make())) for make in (made if start % 2 else reversed(made)))
