@@ -130,8 +130,8 @@ static paged_status take_memory(paged_attn *attn, paged_error *err) {
     const paged_attn_config *c = &attn->config;
     size_t n_threads = (size_t)c->n_threads_max, rows = round_up_16((size_t)attn->rows_max);
     paged__scratch none;
-    size_t n_scratch = place_scratch(attn, NULL, &none), n_workspace = 0;
-    n_workspace = (n_threads - 1) * (size_t)attn->workspace_states * (size_t)attn->state_floats;
+    size_t n_scratch = place_scratch(attn, NULL, &none),
+           n_workspace = (n_threads - 1) * (size_t)attn->workspace_states * (size_t)attn->state_floats;
 
     attn->owns = paged__alloc((size_t)attn->n_owns_max, sizeof *attn->owns);
     attn->entries = paged__alloc((size_t)attn->n_entries_max, sizeof *attn->entries);
@@ -144,8 +144,10 @@ static paged_status take_memory(paged_attn *attn, paged_error *err) {
     if (c->alibi) attn->slopes_log2 = paged__alloc((size_t)c->n_heads, sizeof(float));
     if (!attn->entries || !attn->owns || !attn->scratch || !attn->scratch_memory || !attn->rows_memory ||
         !attn->seen_memory || !attn->steps_memory || !attn->workspace || (c->alibi && !attn->slopes_log2))
-        return paged__fail(err, PAGED_ERR_NO_MEMORY, "attention needs %zu bytes for %zu threads and %d keys",
-                           (n_threads * n_scratch + n_workspace) * sizeof(float), n_threads, c->max_k);
+        return paged__fail(err, PAGED_ERR_NO_MEMORY,
+                           "attention needs %zu bytes for %zu threads, %d keys and %d queries that share",
+                           (n_threads * n_scratch + n_workspace) * sizeof(float), n_threads, c->max_k,
+                           c->max_shared_q);
     for (size_t i = 0; i < rows; i++) attn->seen_memory[i] = (paged__range){0, PAGED_ATTN_STEP};
     for (size_t i = 0; i < n_threads; i++) {
         place_scratch(attn, attn->scratch_memory + i * n_scratch, &attn->scratch[i]);

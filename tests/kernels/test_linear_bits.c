@@ -75,15 +75,17 @@ static void one_matrix(void) {
     }
 }
 
-/* More tokens than one call of a kernel takes, whose groups do not end where its room does: as in pieces. */
+/* More tokens than one call of a kernel takes, whose groups do not end where its room does: as in pieces.
+ * Of a gated unit, where what leaves the room of the gate's sums meets those of up. */
 static void many_tokens(void) {
     enum { MANY = 1087, PIECE = 60, ROWS = 77 };
     uint64_t rng = test_seed;
     for (int32_t type = 0; type < PAGED__N_WEIGHT_TYPES; type++) {
         const bool quantised = paged__wants_quantised((paged__weight_type)type);
-        weights v = weights_make((paged__weight_type)type, ROWS, 256, true, 1, &rng);
-        inputs in = inputs_make(MANY, v.w.n_cols, &rng);
-        const paged__linear_job job = {.w = {&v.w}, .n_w = 1};
+        weights gate = weights_make((paged__weight_type)type, ROWS, 256, true, 1, &rng),
+                up = weights_make((paged__weight_type)type, ROWS, 256, true, 1, &rng);
+        inputs in = inputs_make(MANY, gate.w.n_cols, &rng);
+        const paged__linear_job job = {.w = {&gate.w, &up.w}, .n_w = 2, .epilogue = PAGED__SWIGLU};
         for (int32_t isa = 0; isa < N_LINEAR_ISAS; isa++) {
             if (!linear_isa_use(isa)) continue;
             float *want = take(MANY * ROWS, sizeof *want);
@@ -108,7 +110,8 @@ static void many_tokens(void) {
             free(want);
         }
         inputs_free(&in);
-        weights_free(&v);
+        weights_free(&gate);
+        weights_free(&up);
     }
     paged_cpu_mask(~0u);
 }
