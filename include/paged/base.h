@@ -100,15 +100,18 @@ enum {
     PAGED_CPU_AVX512_BF16 = 1u << 2, /* VDPBF16PS */
     PAGED_CPU_AVX512_VNNI = 1u << 3, /* VPDPBUSD */
     PAGED_CPU_NEON = 1u << 4,        /* every aarch64 has it */
-    PAGED_CPU_NEON_DOT = 1u << 5     /* SDOT */
+    PAGED_CPU_NEON_DOT = 1u << 5,    /* SDOT */
+    PAGED_CPU_AMX = 1u << 6          /* tiles of int8 and bf16; the system lets this process use them */
 };
 
-/* What this machine has, less what paged_cpu_mask() took away. Safe from any thread. */
+/* What this machine has, less what paged_cpu_mask() took away. Safe from any thread. Where the processor has
+ * AMX, the first call asks Linux to let this process use its tile registers (they are saved in 8 KiB more of
+ * each thread that used them and of signal frames); where that is refused, AMX counts as missing. */
 PAGED_API uint32_t paged_cpu_flags(void);
 
 /* Keeps only the given flags, for tests and for comparing kernels; ~0u restores all. Objects made before keep
- * theirs. The environment variable PAGED_CPU (ref, neon, avx2, avx512: without the two below, avx512_vnni,
- * avx512_bf16: with VNNI) does the same for a whole process. */
+ * theirs. The environment variable PAGED_CPU (ref, neon, avx2, avx512: without the ones below, avx512_vnni,
+ * avx512_bf16: with VNNI, amx: with both) does the same for a whole process. */
 PAGED_API void paged_cpu_mask(uint32_t keep);
 
 /* CPUs this process may use: affinity and cgroup quota (v1 and v2) respected; at least 1. */

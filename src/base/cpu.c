@@ -7,7 +7,11 @@
 #include "base/base.h"
 #include "base/cgroup.h"
 
-enum { AVX512 = PAGED_CPU_AVX2 | PAGED_CPU_AVX512, VNNI = AVX512 | PAGED_CPU_AVX512_VNNI };
+enum {
+    AVX512 = PAGED_CPU_AVX2 | PAGED_CPU_AVX512,
+    VNNI = AVX512 | PAGED_CPU_AVX512_VNNI,
+    BF16 = VNNI | PAGED_CPU_AVX512_BF16
+};
 
 static const struct {
     const char *name;
@@ -19,11 +23,24 @@ static const struct {
     {"avx2", PAGED_CPU_AVX2},
     {"avx512", AVX512},
     {"avx512_vnni", VNNI},
-    {"avx512_bf16", VNNI | PAGED_CPU_AVX512_BF16},
+    {"avx512_bf16", BF16},
+    {"amx", BF16 | PAGED_CPU_AMX},
 };
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+
+/* Linux gives tile registers to a process that asks for them (since 5.16). The numbers are those of its
+ * interface; the headers of gcc 12 and of older systems lack some. */
+static bool amx_permitted(void) {
+    enum { LEAF = 7, BF16_BIT = 1 << 22, TILE_BIT = 1 << 24, INT8_BIT = 1 << 25 };
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    const unsigned all = BF16_BIT | TILE_BIT | INT8_BIT;
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid_count(LEAF, 0, &eax, &ebx, &ecx, &edx) && (edx & all) == all &&
+           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
 
 /* The compiler's run-time tests include that the operating system saves the wide registers. */
 static uint32_t probe(void) {
@@ -41,6 +58,7 @@ static uint32_t probe(void) {
     flags |= PAGED_CPU_AVX512;
     if (__builtin_cpu_supports("avx512bf16")) flags |= PAGED_CPU_AVX512_BF16;
     if (__builtin_cpu_supports("avx512vnni")) flags |= PAGED_CPU_AVX512_VNNI;
+    if ((flags & BF16) == BF16 && amx_permitted()) flags |= PAGED_CPU_AMX;
     return flags;
 }
 #elif defined(__aarch64__)
@@ -61,10 +79,10 @@ static uint32_t environment_mask(void) {
     if (!value || !*value) return ~0u;
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++)
         if (strcmp(value, sets[i].name) == 0) return sets[i].flags;
-    paged__log(
-        PAGED_LOG_WARN,
-        "PAGED_CPU=%s is none of ref, neon, neon_dot, avx2, avx512, avx512_vnni, avx512_bf16 and is ignored",
-        value);
+    paged__log(PAGED_LOG_WARN,
+               "PAGED_CPU=%s is none of ref, neon, neon_dot, avx2, avx512, avx512_vnni, avx512_bf16, amx and "
+               "is ignored",
+               value);
     return ~0u;
 }
 

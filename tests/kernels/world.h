@@ -726,15 +726,16 @@ static inline result run_alone(const world *w, const place *p) {
 
 /* ---- instruction sets ---- */
 
-static const uint32_t isa_flags[] = {0,
-                                     PAGED_CPU_AVX2,
-                                     PAGED_CPU_AVX2 | PAGED_CPU_AVX512,
-                                     PAGED_CPU_AVX2 | PAGED_CPU_AVX512 | PAGED_CPU_AVX512_VNNI,
-                                     PAGED_CPU_AVX2 | PAGED_CPU_AVX512 | PAGED_CPU_AVX512_VNNI |
-                                         PAGED_CPU_AVX512_BF16,
-                                     PAGED_CPU_NEON};
-static const char *const isa_names[] = {"ref", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon"};
-enum { N_ISAS = 6 };
+static const uint32_t isa_flags[] = {
+    0,
+    PAGED_CPU_AVX2,
+    PAGED_CPU_AVX2 | PAGED_CPU_AVX512,
+    PAGED_CPU_AVX2 | PAGED_CPU_AVX512 | PAGED_CPU_AVX512_VNNI,
+    PAGED_CPU_AVX2 | PAGED_CPU_AVX512 | PAGED_CPU_AVX512_VNNI | PAGED_CPU_AVX512_BF16,
+    PAGED_CPU_NEON,
+    PAGED_CPU_AVX2 | PAGED_CPU_AVX512 | PAGED_CPU_AVX512_VNNI | PAGED_CPU_AVX512_BF16 | PAGED_CPU_AMX};
+static const char *const isa_names[] = {"ref", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon", "amx"};
+enum { N_ISAS = 7 };
 
 /* From now on kernels of this set are chosen; false where the machine lacks it. */
 static inline bool isa_use(int32_t isa) {

@@ -202,6 +202,7 @@ static void cpu_flags_and_mask(void) {
     uint32_t flags = paged_cpu_flags();
     CHECK(!(flags & PAGED_CPU_AVX512) || (flags & PAGED_CPU_AVX2));
     CHECK(!(flags & (PAGED_CPU_AVX512_BF16 | PAGED_CPU_AVX512_VNNI)) || (flags & PAGED_CPU_AVX512));
+    CHECK(!(flags & PAGED_CPU_AMX) || (flags & PAGED_CPU_AVX512_BF16 && flags & PAGED_CPU_AVX512_VNNI));
     paged_cpu_mask(PAGED_CPU_AVX2);
     CHECK_EQ(paged_cpu_flags(), flags & PAGED_CPU_AVX2);
     paged_cpu_mask(0);
