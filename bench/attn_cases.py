@@ -149,18 +149,19 @@ def fixed_order(bench):
                              lambda answers: answers["fixed"]["call_s"] / answers["free"]["call_s"] - 1, .02, better="lower")
 
 
-def cascade(bench):
-    """16 sequences with 4096 tokens in common and 256 of their own."""
+def cascade(bench, kv_heads):
+    """16 sequences with 4096 tokens in common and 256 of their own. Keys and values that are read are 8.5 times fewer."""
     n, common, own = 16, 4096, 256
-    spec = shape(HEADS, GQA_4, common + own, batch=n)
+    case, spec = f"cascade {group_name(kv_heads)}", shape(HEADS, kv_heads, common + own, batch=n)
     cache = {**paged(spec, "bf16"), "shared": common, "layers": cold_layers(spec, 2, common + n * own)}
     with bench.open(alone=cache, cascade={**cache, "cascade": 1}) as caches:
         name = "16 sequences, 4096 + 256: together / each for itself"
         if caches["cascade"].skip:
-            yield bench.skipped("cascade", name, "ratio", not_built(caches["cascade"]), 5)
+            yield bench.skipped(case, name, "ratio", not_built(caches["cascade"]), 5, 7)
             return
-        rounds = bench.rounds({name: cache.run for name, cache in caches.items()}, "memory", seconds=15)
-        yield rounds.row("cascade", name, "ratio", speed_ratio("cascade", "alone"), 5)
+        rounds = bench.rounds({name: cache.run for name, cache in caches.items()}, "memory", seconds=25)
+        yield rounds.row(case, name, "ratio", speed_ratio("cascade", "alone"), 5, 7)
+        yield rounds.row(case, "together, share of read bandwidth", "share", share_of_memory(caches["cascade"], "cascade"))
 
 
 # ---- prefill ----
@@ -224,7 +225,8 @@ CASES = [
     ("block table", look_up),
     ("gather", gather),
     ("fixed order", fixed_order),
-    ("cascade", cascade),
+    ("cascade MHA", lambda bench: cascade(bench, MHA)),
+    ("cascade GQA 4", lambda bench: cascade(bench, GQA_4)),
     ("prefill bf16", prefill),
     ("prefill f32", prefill_f32),
     ("plan", plan),
