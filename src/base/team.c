@@ -1,12 +1,16 @@
 /* base/team.c: see team.h.
  *
  * Everything that a thread waits for is a counter that only grows, a *gate*: `job` opens for each run,
- * `phase` for each barrier. Who waits remembers the value it has seen and waits for another one. A gate has
+ * `barrier` for each barrier, `phase` for each phase. Who waits remembers the value it has seen and waits for another one. A gate has
  * its own cache line: the others spin on it while the last thread writes.
  *
  * No wake-up is lost: a thread counts itself as a sleeper before the kernel compares the gate with the value
  * seen; who opens it writes the gate before it looks for sleepers. All four are sequentially consistent, so
  * one of the two sees the other.
+ *
+ * A share belongs to a member, which notes in `taken` the latest phase in which somebody took it. It is on its
+ * owner's cache line, where nobody else looks before he has waited for a moment: where threads finish
+ * together, a phase costs what a barrier costs.
  */
 #include "base/team.h"
 
@@ -24,6 +28,7 @@ enum {
     CACHE_LINE = 64,
     SPINS = 256,  /* about 3 µs of pauses */
     YIELDS = 512, /* about 200 µs when nobody else wants the core: longer than sampling takes between steps */
+    PATIENCE = 48,     /* pauses, about 1 µs, before one looks for shares of others */
     MOVE_NS = 20000000 /* between two moves of a thread: whoever else uses the cores may want it otherwise */
 };
 
@@ -33,6 +38,7 @@ typedef struct gate {
 } gate;
 
 typedef struct member {
+    _Alignas(CACHE_LINE) _Atomic uint32_t taken; /* the phase in which its share was taken last */
     struct paged__team *team;
     int32_t ith, cpu;   /* cpu -1: any */
     _Atomic int32_t at; /* the CPU that it was on when the latest run began; -1: none yet */
@@ -41,8 +47,10 @@ typedef struct member {
 } member;
 
 struct paged__team {
-    gate job, phase;
+    gate job, barrier, phase;
     _Alignas(CACHE_LINE) _Atomic uint32_t n_arrived; /* at the next barrier */
+    _Alignas(CACHE_LINE) _Atomic uint32_t n_done;    /* shares of this phase */
+    uint32_t first_phase;                            /* of this run */
     paged__team_fn fn;                               /* of this run; NULL: the end */
     void *user;
     int32_t n_threads;
@@ -75,14 +83,62 @@ static void gate_wait(gate *g, uint32_t seen) {
 
 void paged__team_barrier(paged__team *team) {
     if (team->n_threads == 1) return;
-    const uint32_t seen = atomic_load_explicit(&team->phase.value, memory_order_relaxed);
+    const uint32_t seen = atomic_load_explicit(&team->barrier.value, memory_order_relaxed);
     if (atomic_fetch_add(&team->n_arrived, 1) + 1 == (uint32_t)team->n_threads) {
         /* Before the gate opens, so that nobody arrives at the next barrier earlier. */
         atomic_store_explicit(&team->n_arrived, 0, memory_order_relaxed);
-        gate_open(&team->phase);
+        gate_open(&team->barrier);
     } else {
-        gate_wait(&team->phase, seen);
+        gate_wait(&team->barrier, seen);
     }
+}
+
+/* ---- phases ---- */
+
+/* True for one thread in each phase. Where the phase is over, everything has been taken. */
+static bool take(member *owner, uint32_t phase) {
+    uint32_t taken = atomic_load_explicit(&owner->taken, memory_order_relaxed);
+    return taken == phase - 1 && atomic_compare_exchange_strong(&owner->taken, &taken, phase);
+}
+
+static void share_is_done(paged__team *team) {
+    if (atomic_fetch_add(&team->n_done, 1) + 1 < (uint32_t)team->n_threads) return;
+    atomic_store_explicit(&team->n_done, 0, memory_order_relaxed);
+    gate_open(&team->phase);
+}
+
+/* One of the others' that nobody has begun, or -1. Who does not answer at once may be away; who was away a
+ * phase ago likely is. */
+static int32_t take_another(paged__team *team, const paged__team_place *place, uint32_t phase) {
+    for (int32_t i = 0; i < PATIENCE && !place->helps; i++) {
+        if (gate_has_opened(&team->phase, phase)) return -1;
+        paged__pause_core();
+    }
+    for (int32_t i = 1; i < team->n_threads; i++) {
+        const int32_t other = (place->ith + i) % team->n_threads;
+        if (take(&team->members[other], phase)) return other;
+    }
+    return -1;
+}
+
+int32_t paged__team_share(paged__team *team, paged__team_place *place) {
+    const uint32_t phase = team->first_phase + place->phase;
+    if (place->holds) share_is_done(team);
+    int32_t share = -1;
+    if (!place->in_phase) {
+        place->in_phase = true;
+        if (take(&team->members[place->ith], phase)) share = place->ith;
+    }
+    if (share < 0 && !gate_has_opened(&team->phase, phase)) {
+        share = take_another(team, place, phase);
+        place->helps = share >= 0;
+    }
+    place->holds = share >= 0;
+    if (place->holds) return share;
+    gate_wait(&team->phase, phase);
+    place->in_phase = false;
+    place->phase++;
+    return -1;
 }
 
 static void stay_on(int32_t cpu) {
@@ -147,6 +203,7 @@ static void *work(void *arg) {
 void paged__team_run(paged__team *team, paged__team_fn fn, void *user) {
     team->fn = fn;
     team->user = user;
+    team->first_phase = atomic_load_explicit(&team->phase.value, memory_order_relaxed);
     note_cpu(&team->members[0]);
     gate_open(&team->job);
     fn(user, 0, team->n_threads);
@@ -202,7 +259,7 @@ paged_status paged__team_create(int32_t n_threads, bool pin, paged__team **out, 
     team->n_threads = n_threads;
     team->members = members;
     for (int32_t i = 0; i < n_threads; i++)
-        members[i] = (member){.team = team, .ith = i, .cpu = -1, .at = -1};
+        members[i] = (member){.team = team, .ith = i, .cpu = -1, .at = -1, .taken = UINT32_MAX};
     if (pin) choose_cpus(team);
     int why;
     const int32_t n_started = start(team, &why);

@@ -1,7 +1,18 @@
-/* base/team.h: a team of threads that run one function together, with barriers inside it.
+/* base/team.h: a team of threads that run one function together, in step.
  *
  *     paged__team_run(team, fn, user)     fn(user, ith, nth) on every thread; the caller is thread 0
  *     paged__team_barrier(team)           inside fn, by every thread: all arrive before any goes on
+ *     paged__team_share(team, &place)     inside fn: a phase, whose shares are done by whoever is there
+ *
+ * A phase is work cut into as many shares as there are threads, all of which are done before any thread goes
+ * on to the next phase:
+ *
+ *     for (int32_t share; (share = paged__team_share(team, &place)) >= 0;) work(share);
+ *
+ * A thread takes its own share, and then what nobody has begun. So a thread whose core somebody else uses for
+ * a while (the event loop of a server, another program) is not waited for: the others do its shares, phase
+ * after phase, and when it comes back it passes through what is over and joins them. It is waited for only
+ * where it has begun a share, and at the end of the run.
  *
  * Waiting, for a barrier or for the next run, goes through three stages: a few microseconds of spinning, for
  * threads that have a core each and finish together; then sched_yield, which costs as little but gives the
@@ -29,5 +40,18 @@ void paged__team_free(paged__team *team); /* NULL is fine */
 
 void paged__team_run(paged__team *team, paged__team_fn fn, void *user);
 void paged__team_barrier(paged__team *team);
+
+/* Where a thread is among the phases of a run; {.ith = ith} at first. All threads go through the same phases.
+ * Barriers may stand between phases. */
+typedef struct paged__team_place {
+    int32_t ith;
+    uint32_t phase;    /* of this run */
+    bool in_phase;     /* has looked at its own share */
+    bool holds, helps; /* a share; had to take another's in the phase before */
+} paged__team_place;
+
+/* The next share, 0 … nth - 1, for this thread to do; -1: all shares of the phase are done, what they wrote is
+ * seen, and the next call begins the next phase. */
+int32_t paged__team_share(paged__team *team, paged__team_place *place);
 
 #endif

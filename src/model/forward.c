@@ -3,22 +3,22 @@
 
 #include <math.h>
 
-#include "base/team.h"
-
-static void barrier(paged__lane *t) {
-    paged__team_barrier(t->runner->team);
+/* Goes through a phase: `while (next_share(t)) …` does t->share of t->nth. */
+static bool next_share(paged__lane *t) {
+    t->share = paged__team_share(t->runner->team, &t->place);
+    return t->share >= 0;
 }
 
-/* This thread's rows of n: [*begin, *end). */
-static void my_rows(const paged__lane *t, int32_t n, int32_t *begin, int32_t *end) {
-    *begin = (int32_t)((int64_t)n * t->ith / t->nth);
-    *end = (int32_t)((int64_t)n * (t->ith + 1) / t->nth);
+/* The share's rows of n: [*begin, *end). */
+static void rows_of(const paged__lane *t, int32_t n, int32_t *begin, int32_t *end) {
+    *begin = (int32_t)((int64_t)n * t->share / t->nth);
+    *end = (int32_t)((int64_t)n * (t->share + 1) / t->nth);
 }
 
 /* The same in elements, for what looks at each alone. */
-static void my_elements(const paged__lane *t, int64_t n, int64_t *begin, int64_t *end) {
-    *begin = n * t->ith / t->nth;
-    *end = n * (t->ith + 1) / t->nth;
+static void elements_of(const paged__lane *t, int64_t n, int64_t *begin, int64_t *end) {
+    *begin = n * t->share / t->nth;
+    *end = n * (t->share + 1) / t->nth;
 }
 
 /* The rows that the layer attends, where those are not all. */
@@ -74,41 +74,46 @@ static void make_turns(const paged__runner *r, int32_t which, int32_t row) {
     }
 }
 
-/* x = rows of the embedding, and of learned positions; the angles of RoPE for the step's positions. */
-static void embed(paged__lane *t) {
+/* Row i of x: of the embedding, and of learned positions; the angles of RoPE for its position. */
+static void embed_row(const paged__lane *t, int32_t i) {
     const paged__runner *r = t->runner;
     const paged_model *m = t->model;
     const int32_t n_embd = m->hp.n_embd;
-    int32_t begin, end;
-    my_rows(t, t->n_tokens, &begin, &end);
-    for (int32_t i = begin; i < end; i++) {
-        float *x = t->x + (int64_t)i * n_embd;
-        paged__weight_row(m->tok_embd, r->step->tokens[i], x);
-        if (m->hp.embd_scale != 1.0f)
-            for (int32_t k = 0; k < n_embd; k++) x[k] *= m->hp.embd_scale;
-        if (m->pos_embd) {
-            float *position = r->normed + (int64_t)t->ith * n_embd;
-            paged__weight_row(m->pos_embd, r->step->positions[i], position);
-            for (int32_t k = 0; k < n_embd; k++) x[k] += position[k];
-        }
-        for (int32_t which = 0; which < PAGED__MODEL_GROUPS; which++)
-            if (r->inv_freq[which]) make_turns(r, which, i);
+    float *x = t->x + (int64_t)i * n_embd;
+    paged__weight_row(m->tok_embd, r->step->tokens[i], x);
+    if (m->hp.embd_scale != 1.0f)
+        for (int32_t k = 0; k < n_embd; k++) x[k] *= m->hp.embd_scale;
+    if (m->pos_embd) {
+        float *position = r->normed + (int64_t)t->ith * n_embd;
+        paged__weight_row(m->pos_embd, r->step->positions[i], position);
+        for (int32_t k = 0; k < n_embd; k++) x[k] += position[k];
     }
-    barrier(t);
+    for (int32_t which = 0; which < PAGED__MODEL_GROUPS; which++)
+        if (r->inv_freq[which]) make_turns(r, which, i);
+}
+
+static void embed(paged__lane *t) {
+    while (next_share(t)) {
+        int32_t begin, end;
+        rows_of(t, t->n_tokens, &begin, &end);
+        for (int32_t i = begin; i < end; i++) embed_row(t, i);
+    }
 }
 
 static void keep_outputs(paged__lane *t, const paged__kept *kept) {
     const paged__runner *r = t->runner;
     if (t->n_outputs == t->n_tokens) return;
     const int64_t n_embd = t->model->hp.n_embd;
-    int32_t begin, end;
-    my_rows(t, t->n_outputs, &begin, &end);
-    for (int32_t i = begin; i < end; i++)
-        memcpy(r->x_kept + i * n_embd, t->x + r->step->outputs[i] * n_embd, (size_t)n_embd * sizeof *t->x);
+    while (next_share(t)) {
+        int32_t begin, end;
+        rows_of(t, t->n_outputs, &begin, &end);
+        for (int32_t i = begin; i < end; i++)
+            memcpy(r->x_kept + i * n_embd, t->x + r->step->outputs[i] * n_embd,
+                   (size_t)n_embd * sizeof *t->x);
+    }
     t->x = r->x_kept;
     t->n_rows = t->n_outputs;
     t->row_map = kept ? kept->outputs : r->step->outputs;
-    barrier(t);
 }
 
 /* ---- products ---- */
@@ -135,17 +140,34 @@ static void set_input(const paged__lane *t, const paged__input *in, int32_t i, c
     }
 }
 
-/* The rows of x in the form that w wants. Few rows every thread makes for itself; more are divided, and a
- * barrier follows. */
-static void make_input(paged__lane *t, const source *from, const paged__weight *w, paged__input *in) {
+/* Few rows every thread makes for itself, when it has a share of the product; more are a phase before it. */
+static bool is_shared(const paged__lane *t) {
+    return t->n_rows > PAGED__FEW_ROWS;
+}
+
+static void make_shared_input(paged__lane *t, const source *from, const paged__input *in) {
+    while (next_share(t)) {
+        int32_t begin, end;
+        rows_of(t, t->n_rows, &begin, &end);
+        for (int32_t i = begin; i < end; i++) set_input(t, in, i, from);
+    }
+}
+
+/* Runs a product whose matrices want their input, the rows of `from`, in one form. */
+static void multiply_alike(paged__lane *t, const source *from, paged__product *p) {
     const paged__runner *r = t->runner;
-    const bool is_shared = t->n_rows > PAGED__FEW_ROWS;
-    int32_t begin = 0, end = t->n_rows;
-    if (is_shared) my_rows(t, t->n_rows, &begin, &end);
-    paged__input_init(in, paged__weight_form(w), t->n_rows, from->n_cols,
-                      is_shared ? r->input : r->own_inputs + (size_t)t->ith * r->own_bytes);
-    for (int32_t i = begin; i < end; i++) set_input(t, in, i, from);
-    if (is_shared) barrier(t);
+    paged__input in;
+    bool is_made = from->made || is_shared(t);
+    p->x = from->made ? from->made : &in;
+    if (!from->made)
+        paged__input_init(&in, paged__weight_form(p->w[0]), t->n_rows, from->n_cols,
+                          is_shared(t) ? r->input : r->own_inputs + (size_t)t->ith * r->own_bytes);
+    if (!from->made && is_shared(t)) make_shared_input(t, from, &in);
+    while (next_share(t)) {
+        for (int32_t i = 0; i < t->n_rows && !is_made; i++) set_input(t, &in, i, from);
+        is_made = true;
+        paged__product_run(p, t->share, t->nth);
+    }
 }
 
 /* Runs p, whose w, bias, n_w, y, y_stride and epilogue are set, on `from`. Matrices that want different forms
@@ -154,7 +176,6 @@ static void multiply(paged__lane *t, const source *from, const paged__product *p
     int64_t first = 0; /* output of matrix `at` */
     for (int32_t at = 0, next; at < p->n_w; at = next) {
         paged__product part = *p;
-        paged__input in;
         int64_t width = 0;
         part.n_w = 0;
         for (next = at; next < p->n_w && paged__weight_form(p->w[next]) == paged__weight_form(p->w[at]);
@@ -163,17 +184,10 @@ static void multiply(paged__lane *t, const source *from, const paged__product *p
             part.w[part.n_w++] = p->w[next];
             width += p->w[next]->n_rows;
         }
-        if (at > 0) barrier(t); /* the others may still read the input before */
-        part.x = from->made;
-        if (!from->made) {
-            make_input(t, from, p->w[at], &in);
-            part.x = &in;
-        }
         part.y = p->y + first;
-        paged__product_run(&part, t->ith, t->nth);
+        multiply_alike(t, from, &part);
         first += width;
     }
-    barrier(t);
 }
 
 /* y [n_rows, m->w->n_rows] = m of the rows of `from` */
@@ -186,7 +200,6 @@ static void multiply_one(paged__lane *t, const paged__affine *m, const source *f
 static void multiply_add(paged__lane *t, const paged__affine *m, const source *from,
                          const paged__norm *norm) {
     const int64_t n_embd = t->model->hp.n_embd;
-    int32_t begin, end;
     if (!norm->weight) {
         multiply(t, from,
                  &(paged__product){.w = {m->w},
@@ -200,13 +213,15 @@ static void multiply_add(paged__lane *t, const paged__affine *m, const source *f
         return;
     }
     multiply_one(t, m, from, t->runner->y);
-    my_rows(t, t->n_rows, &begin, &end);
-    for (int32_t i = begin; i < end; i++) {
-        float *y = t->runner->y + i * n_embd, *x = t->x + i * n_embd;
-        normalise(t, y, norm, y);
-        for (int64_t k = 0; k < n_embd; k++) x[k] += y[k];
+    while (next_share(t)) {
+        int32_t begin, end;
+        rows_of(t, t->n_rows, &begin, &end);
+        for (int32_t i = begin; i < end; i++) {
+            float *y = t->runner->y + i * n_embd, *x = t->x + i * n_embd;
+            normalise(t, y, norm, y);
+            for (int64_t k = 0; k < n_embd; k++) x[k] += y[k];
+        }
     }
-    barrier(t);
 }
 
 void paged__project_qkv(paged__lane *t, const paged__layer *l, const paged__norm *norm) {
@@ -246,10 +261,11 @@ static float activate(paged__activation activation, float x) {
 /* h = act(h), of a gated unit ⊙ up */
 static void activate_hidden(paged__lane *t, paged__activation activation, const float *up) {
     const paged__runner *r = t->runner;
-    int64_t begin, end;
-    my_elements(t, (int64_t)t->n_rows * t->model->hp.n_ff, &begin, &end);
-    for (int64_t i = begin; i < end; i++) r->h[i] = activate(activation, r->h[i]) * (up ? up[i] : 1.0f);
-    barrier(t);
+    while (next_share(t)) {
+        int64_t begin, end;
+        elements_of(t, (int64_t)t->n_rows * t->model->hp.n_ff, &begin, &end);
+        for (int64_t i = begin; i < end; i++) r->h[i] = activate(activation, r->h[i]) * (up ? up[i] : 1.0f);
+    }
 }
 
 /* True: h is never floats, but the quantised input of `down`, in the same memory. */
@@ -312,14 +328,14 @@ static void prepare_heads(const paged__lane *t, const paged__layer *l, int32_t i
     paged__turn(x, &turns, n_heads, hp->head_dim_k);
 }
 
-/* Norms of heads and RoPE on k of this thread's rows begin … end - 1, and on its part of q. */
+/* Norms of heads and RoPE on k of the share's rows begin … end - 1, and on its part of q. */
 static void prepare_rows(paged__lane *t, const paged__layer *l, int32_t *begin_out, int32_t *end_out) {
     const paged__runner *r = t->runner;
     const paged__hparams *hp = &t->model->hp;
     const paged__kept *kept = kept_of(t, l);
     const int64_t q_dim = q_dim_of(t->model);
     int32_t begin, end, q_begin, q_end;
-    my_rows(t, t->n_tokens, &begin, &end);
+    rows_of(t, t->n_tokens, &begin, &end);
     for (int32_t i = begin; i < end; i++) {
         float *q = r->qkv + i * r->qkv_dim;
         if (!kept) prepare_heads(t, l, i, q, hp->n_heads, l->q_norm);
@@ -328,7 +344,7 @@ static void prepare_rows(paged__lane *t, const paged__layer *l, int32_t *begin_o
     *begin_out = begin;
     *end_out = end;
     if (!kept) return;
-    my_rows(t, kept->n_rows, &q_begin, &q_end);
+    rows_of(t, kept->n_rows, &q_begin, &q_end);
     for (int32_t i = q_begin; i < q_end; i++)
         prepare_heads(t, l, kept->rows[i], r->qkv + i * r->qkv_dim, hp->n_heads, l->q_norm);
 }
@@ -341,24 +357,24 @@ static const float *keys_of_rows(const paged__runner *r, int64_t *k_dim) {
 
 static void write_kv(paged__lane *t, const paged__layer *l) {
     paged__runner *r = t->runner;
-    int32_t begin, end;
-    int64_t k_dim;
-    prepare_rows(t, l, &begin, &end);
-    const float *k = keys_of_rows(r, &k_dim) + begin * r->qkv_dim;
-    if (begin < end)
-        paged_kv_write(&r->kv[l->index], k, r->qkv_dim, k + k_dim, r->qkv_dim,
-                       r->step->slots[l->group] + begin, end - begin, 0, 1);
-    if (t->ith == 0 && kept_of(t, l) && t->n_outputs > 0) paged__runner_plan_kept(r, l);
-    barrier(t);
+    while (next_share(t)) {
+        int32_t begin, end;
+        int64_t k_dim;
+        prepare_rows(t, l, &begin, &end);
+        const float *k = keys_of_rows(r, &k_dim) + begin * r->qkv_dim;
+        if (begin < end)
+            paged_kv_write(&r->kv[l->index], k, r->qkv_dim, k + k_dim, r->qkv_dim,
+                           r->step->slots[l->group] + begin, end - begin, 0, 1);
+        if (t->share == 0 && kept_of(t, l) && t->n_outputs > 0) paged__runner_plan_kept(r, l);
+    }
 }
 
 static void attend_here(paged__lane *t, const paged__layer *l, const paged_attn_io *io) {
-    paged_attn *attn = t->runner->attn[l->group];
-    paged_attn_run(attn, &t->runner->kv[l->index], io, t->ith, t->nth);
-    barrier(t);
-    if (!paged_attn_needs_merge(attn)) return;
-    paged_attn_merge(attn, io, t->ith, t->nth);
-    barrier(t);
+    paged__runner *r = t->runner;
+    paged_attn *attn = r->attn[l->group];
+    const bool needs_merge = kept_of(t, l) ? r->kept.needs_merge : r->needs_merge[l->group];
+    while (next_share(t)) paged_attn_run(attn, &r->kv[l->index], io, t->share, t->nth);
+    while (needs_merge && next_share(t)) paged_attn_merge(attn, io, t->share, t->nth);
 }
 
 /* Both on the device, which one thread talks to. After a failure the step goes on with what is there, since
@@ -369,14 +385,13 @@ static void write_and_attend_away(paged__lane *t, const paged__layer *l, const p
     const paged_kv *kv = &r->kv[l->index];
     int32_t begin, end;
     int64_t k_dim;
-    prepare_rows(t, l, &begin, &end);
-    barrier(t);
-    if (t->ith == 0 && !r->device) {
+    while (next_share(t)) prepare_rows(t, l, &begin, &end);
+    while (next_share(t)) {
+        if (t->share != 0 || r->device) continue;
         const float *k = keys_of_rows(r, &k_dim);
         r->device = paged_cl_kv_write(attn, kv, k, r->qkv_dim, k + k_dim, r->qkv_dim, NULL, &r->device_error);
         if (!r->device && io) r->device = paged_cl_attn_run(attn, kv, io, &r->device_error);
     }
-    barrier(t);
 }
 
 bool paged__attend(paged__lane *t, const paged__layer *l) {
@@ -403,13 +418,14 @@ static void project_logits(paged__lane *t) {
     const paged_model *m = t->model;
     const float cap = m->hp.logit_softcap;
     float *logits = t->runner->logits;
-    int64_t begin, end;
     multiply_one(t, &m->output, &(source){.rows = t->x, .n_cols = m->hp.n_embd, .norm = &m->output_norm},
                  logits);
     if (cap == 0) return;
-    my_elements(t, (int64_t)t->n_rows * m->hp.n_vocab, &begin, &end);
-    for (int64_t i = begin; i < end; i++) logits[i] = cap * tanhf(logits[i] / cap);
-    barrier(t);
+    while (next_share(t)) {
+        int64_t begin, end;
+        elements_of(t, (int64_t)t->n_rows * m->hp.n_vocab, &begin, &end);
+        for (int64_t i = begin; i < end; i++) logits[i] = cap * tanhf(logits[i] / cap);
+    }
 }
 
 void paged__forward(paged__lane *t) {

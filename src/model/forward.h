@@ -1,9 +1,12 @@
 /* model/forward.h: the words in which a file of arch/ describes its layer.
  *
  * A step is one function, paged__forward, that every thread of the team runs from end to end (one program,
- * many threads), each with its own *lane*. A word below does this thread's part of a piece of work and ends
- * with a barrier, so what it made is there for all when the next begins. Nothing is scheduled, built or kept:
- * there is no graph. Nothing allocates and nothing can fail.
+ * many threads), each with its own *lane*. A word below is one phase of base/team.h or a few: it does this
+ * thread's shares, mostly one, and when it ends, what it made is there for all. Nothing is scheduled, built or
+ * kept: there is no graph. Nothing allocates and nothing can fail.
+ *
+ * A thread that was away may still be at a word that is over for the others, and finds no share left in it.
+ * So outside of its shares a word looks at nothing that a later one changes.
  *
  *   x     the residual stream                  [n_rows, n_embd]
  *   qkv   queries, keys, values of a row       [n_rows, (n_heads + n_kv_heads) * dk + n_kv_heads * dv]
@@ -15,19 +18,22 @@
  * The order of the words is the graph: a layer whose two halves stand side by side makes h before it adds a.
  * What a layer may have or not (biases, norms of heads, norms after a half) a word takes from the layer.
  *
- * Division: rows of x for all that looks at a row as a whole (norms, RoPE, the cache), so that its sums are
+ * Division into shares: rows of x for all that looks at a row as a whole (norms, RoPE, the cache), so that its sums are
  * one thread's; row tiles of the weights for products, so that every weight is read once and threads finish
  * together whatever the shape.
  */
 #ifndef PAGED_MODEL_FORWARD_H
 #define PAGED_MODEL_FORWARD_H
 
+#include "base/team.h"
 #include "model/runner.h"
 
 typedef struct paged__lane {
     paged__runner *runner;
     const paged_model *model;
+    paged__team_place place;
     int32_t ith, nth;
+    int32_t share; /* at work */
     int32_t n_tokens, n_outputs;
     int32_t n_rows;         /* of x: n_tokens; n_outputs once the last layer has attended */
     const int32_t *row_map; /* [n_rows] rows of `a` that belong to those of x; NULL: the same */

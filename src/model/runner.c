@@ -207,6 +207,7 @@ static paged_status plan(paged__runner *r, const paged__step *step, paged_error 
         } else {
             s = paged_kv_check_slots(kv, step->slots[g], step->n_tokens, err);
             if (!s) s = paged_attn_plan(r->attn[g], &step->batch[g], kv, err);
+            r->needs_merge[g] = !s && paged_attn_needs_merge(r->attn[g]);
         }
     }
     return s;
@@ -240,12 +241,14 @@ void paged__runner_plan_kept(paged__runner *r, const paged__layer *l) {
     batch.cu_seqlens_q = r->kept.cu_seqlens_q;
     /* A part of what the plan at the step's begin has accepted. */
     PAGED_ASSERT(paged_attn_plan(r->attn[l->group], &batch, &r->kv[l->index], &err) == PAGED_OK);
+    r->kept.needs_merge = paged_attn_needs_merge(r->attn[l->group]);
 }
 
 static void run_lane(void *user, int32_t ith, int32_t nth) {
     paged__runner *r = user;
     paged__lane lane = {.runner = r,
                         .model = r->model,
+                        .place = {.ith = ith},
                         .ith = ith,
                         .nth = nth,
                         .n_tokens = r->step->n_tokens,

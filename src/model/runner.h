@@ -70,7 +70,7 @@ int64_t paged__runner_max_rows(const paged__runner *r);
  * behind the other. By one thread, while no other attends. */
 void paged__runner_plan_kept(paged__runner *r, const paged__layer *l);
 
-enum { PAGED__FEW_ROWS = 4 }; /* inputs of so few rows each thread makes for itself: cheaper than a barrier */
+enum { PAGED__FEW_ROWS = 4 }; /* inputs of so few rows each thread makes for itself: cheaper than a phase */
 
 struct paged__team;
 
@@ -82,6 +82,7 @@ typedef struct paged__kept {
     int32_t *rows;         /* [n_rows] rows of the step */
     int32_t *outputs;      /* [n_outputs] which of them each output is */
     int32_t *cu_seqlens_q; /* [n_seqs + 1] */
+    bool needs_merge;      /* of paged__runner_plan_kept() */
 } paged__kept;
 
 struct paged__runner {
@@ -110,10 +111,11 @@ struct paged__runner {
     uint8_t *own_inputs;               /* [n_threads][own_bytes] the same for up to PAGED__FEW_ROWS rows */
     size_t own_bytes;
 
-    const paged__step *step;  /* while a step computes */
-    paged__kept kept;         /* of the step */
-    paged_status device;      /* the first failure of a device in this step, */
-    paged_error device_error; /* and what it said */
+    const paged__step *step;               /* while a step computes */
+    bool needs_merge[PAGED__MODEL_GROUPS]; /* of the plans of the step */
+    paged__kept kept;                      /* of the step */
+    paged_status device;                   /* the first failure of a device in this step, */
+    paged_error device_error;              /* and what it said */
     uint64_t attn_start_ns, attn_ns, step_ns;
 };
 

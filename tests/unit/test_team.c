@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -56,6 +57,75 @@ static void barriers_hold(void) {
         }
         paged__team_free(r.team);
     }
+}
+
+/* The same of phases: each share of the ring is worked on by whoever takes it, once a phase. */
+static void share_turn(void *user, int32_t ith, int32_t nth) {
+    ring *r = user;
+    paged__team_place place = {.ith = ith};
+    for (int32_t round = 0; round < r->n_rounds; round++) {
+        for (int32_t s; (s = paged__team_share(r->team, &place)) >= 0;) {
+            int64_t sum = 0;
+            for (int32_t i = 0; i < nth; i++) sum += r->of[i].values[(round & 1) ^ 1];
+            r->of[s].wrong +=
+                round > 0 && sum != (int64_t)(round - 1) * nth * nth + (int64_t)nth * (nth - 1) / 2;
+            r->of[s].wrong += round > 1 && r->of[s].values[round & 1] != (int64_t)(round - 2) * nth + s;
+            r->of[s].values[round & 1] = (int64_t)round * nth + s;
+        }
+        if (round % 64 == 63) paged__team_barrier(r->team); /* both are there */
+    }
+}
+
+static void phases_hold(void) {
+    for (int32_t n = 1; n <= MAX_THREADS; n = n < 4 ? n + 1 : 2 * n) {
+        ring r = {.team = make(n), .n_rounds = test_long ? 50000 : 500};
+        for (int32_t run = 0; run < 3; run++) {
+            for (int32_t i = 0; i < n; i++) r.of[i].values[0] = r.of[i].values[1] = 0;
+            paged__team_run(r.team, share_turn, &r);
+            for (int32_t i = 0; i < n; i++) {
+                CHECK_EQ(r.of[i].wrong, 0);
+                CHECK_EQ(r.of[i].values[(r.n_rounds - 1) & 1], (int64_t)(r.n_rounds - 1) * n + i);
+            }
+        }
+        paged__team_free(r.team);
+    }
+}
+
+/* The last thread is away until the others are in phase `back`; with a barrier they would wait for it. */
+typedef struct absence {
+    paged__team *team;
+    int32_t n_phases, back;
+    _Atomic int32_t at; /* the phase that thread 0 has reached */
+    int32_t n_done[MAX_THREADS][200], n_by[MAX_THREADS];
+} absence;
+
+static void be_away(void *user, int32_t ith, int32_t nth) {
+    absence *a = user;
+    paged__team_place place = {.ith = ith};
+    while (ith == nth - 1 && atomic_load(&a->at) < a->back) sched_yield();
+    for (int32_t phase = 0; phase < a->n_phases; phase++) {
+        if (ith == 0) atomic_store(&a->at, phase);
+        for (int32_t s; (s = paged__team_share(a->team, &place)) >= 0;) {
+            a->n_done[s][phase]++;
+            a->n_by[ith]++;
+        }
+    }
+    if (ith == 0) atomic_store(&a->at, a->n_phases);
+}
+
+static void who_is_away_is_not_waited_for(void) {
+    for (int32_t n = 2; n <= 4; n++)
+        for (int32_t back = 0; back <= 200; back += 100) {
+            absence a = {.team = make(n), .n_phases = 200, .back = back};
+            paged__team_run(a.team, be_away, &a);
+            int32_t n_all = 0;
+            for (int32_t i = 0; i < n; i++) n_all += a.n_by[i];
+            CHECK_EQ(n_all, n * 200);
+            for (int32_t s = 0; s < n; s++)
+                for (int32_t phase = 0; phase < 200; phase++) CHECK_EQ(a.n_done[s][phase], 1);
+            if (back == 200) CHECK_EQ(a.n_by[n - 1], 0);
+            paged__team_free(a.team);
+        }
 }
 
 /* What run's caller wrote before is seen inside, and what the threads wrote is seen after. */
@@ -253,6 +323,8 @@ static void create_refuses(void) {
 
 #define TESTS(X)                                                                                             \
     X(barriers_hold)                                                                                         \
+    X(phases_hold)                                                                                           \
+    X(who_is_away_is_not_waited_for)                                                                         \
     X(runs_follow_each_other)                                                                                \
     X(idle_uses_no_cpu)                                                                                      \
     X(more_threads_than_cores)                                                                               \
