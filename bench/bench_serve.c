@@ -7,8 +7,9 @@
  *     watch N                                the same, and the time between any two of the first stream
  *
  * Between two commands the server is stopped (SIGSTOP), so that several of them and the bare engine take
- * turns within a fraction of a second, in the middle of their streams. A round begins with the second token
- * after the stop and ends with the N-th that follows, both seen as they come. Between them the client sleeps,
+ * turns within a fraction of a second, in the middle of their streams. A round begins with the twelfth token
+ * after the stop, when threads have found their cores again, which no server in use has to do, and ends with
+ * the N-th that follows, both seen as they come. Between them the client sleeps,
  * since it would run on the server's cores: it looks a few times, and at each of the last three tokens. A
  * round whose end it slept through says that it took no CPU time, so it does not count. `watch` looks at each
  * token.
@@ -35,7 +36,8 @@ enum {
     TIMEOUT_MS = 60000,
     FIRST_NAP_NS = 10000000,
     NAP_NS = 900000000,
-    NEAR = 3 /* tokens */
+    WARM = 12, /* tokens; of bench_serve.py as well */
+    NEAR = 3   /* tokens */
 };
 
 static const char MARK[] = "\"text\":\""; /* of a token, if what follows is not the end of the string */
@@ -182,7 +184,7 @@ static bool run_round(client *c, int n_tokens, bool watches) {
     for (int i = 0; i < c->n; i++)
         if (!take(&c->streams[i], false)) return false;
     kill(c->server, SIGCONT);
-    if (!wait_for(first, first->n_tokens + 2)) return false;
+    if (!wait_for(first, first->n_tokens + WARM)) return false;
     const int64_t begin = first->n_tokens;
     const double cpu = cpu_seconds(c);
     if (!run_first(first, n_tokens, watches, at, &n_at, &slept)) return false;

@@ -6,7 +6,7 @@
 Requests of 128 prompt tokens decode side by side, greedily; a token each a step. The bare engine (bench/bench_engine.c) and the
 servers get the same prompts and as many threads as there are cores, and take turns in the middle of their answers, a tenth of a
 second each: between its turns a server is stopped (SIGSTOP) and the engine is not asked. So each round has all sides at the same place
-of the same text, and on each the clock starts with the second token, when threads that slept are awake. Engine and our server have the
+of the same text, and on each the clock starts with the twelfth token after such a stop, when threads have found their cores and caches again. Engine and our server have the
 same settings. The client (bench/bench_serve.c) runs on the same cores and looks a few times in a round only, so that hardly anything
 of what is measured is its own work; the time between two tokens comes from rounds of their own, in which it looks at each. Rounds,
 medians and intervals are those of bench/rounds.py; a round counts when engine and server had the cores for themselves. All processes
@@ -42,7 +42,7 @@ ROUND = {1: 40, 8: 24}          # tokens of each stream: about a tenth of a seco
 # Starts of the processes: where one's memory lies is worth some percent; the first to start takes turns.
 ROUNDS, CASE_S, STARTS = 90, 180, 6
 QUICK_ROUNDS, QUICK_S, QUICK_STARTS = 24, 40, 2
-WARM = 2                        # tokens of each stream before the clock starts; bench/bench_serve.c waits for as many
+WARM = 12                       # tokens of each stream before the clock starts; bench/bench_serve.c waits for as many
 LIKE_BARE = "--max-running", "32"       # a setting of bench/bench_engine.c
 REPLAY = "--max-running", str(max(BATCHES))
 OTHERS_EVERY = 4                # rounds: they have no requirement, and take most of the time
@@ -145,7 +145,7 @@ def measure(bare, servers, n_requests, plan, progress):
     sides, (wanted, seconds) = [bare, *servers], plan
     give_up = time.monotonic() + seconds
     while len(clean) < wanted and time.monotonic() < give_up:
-        if tried == 0 or max(side.done for side in sides) + 3 * n_tokens + 16 > TOKENS:
+        if tried == 0 or max(side.done for side in sides) + 3 * (n_tokens + WARM) + 10 > TOKENS:
             for side in sides:
                 side.open(n_requests)
         progress.show(f"{n_requests} streams: {len(clean)} of {wanted} rounds, {tried - len(clean)} dropped")
