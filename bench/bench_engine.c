@@ -176,8 +176,10 @@ static void report(const void *self, FILE *out) {
 static bool open_ours(ours *o, int argc, char **argv) {
     const paged_model_config mc = {.struct_size = sizeof mc};
     /* The same prompt comes again and again, and is to be computed each time, unless told otherwise. */
-    paged_engine_config ec = {
-        .struct_size = sizeof ec, .no_prefix_cache = argc <= 5, .max_running = REQUESTS_MAX};
+    paged_engine_config ec = {.struct_size = sizeof ec,
+                              .kv_type = PAGED_KV_AUTO,
+                              .no_prefix_cache = argc <= 5,
+                              .max_running = REQUESTS_MAX};
     if (argc > 2) ec.n_threads = atoi(argv[2]);
     if (argc > 3) ec.n_ctx = atoi(argv[3]);
     if (argc > 4) ec.block_size = atoi(argv[4]);

@@ -92,6 +92,7 @@ static paged_engine *new_engine(const bench *b, const char *dir, const char *red
     if (dir && !open_store(dir, &stores[n++])) return NULL;
     if (redis && !open_redis(redis, &stores[n++])) return NULL;
     const paged_engine_config config = {.struct_size = sizeof config,
+                                        .kv_type = PAGED_KV_AUTO,
                                         .n_ctx = n_ctx,
                                         .pool_bytes = b->block_bytes * (size_t)(n_ctx / BLOCK_SIZE) * 3,
                                         .block_size = BLOCK_SIZE,

@@ -196,6 +196,7 @@ static bool open_replay(replay *r, char **argv, bool contiguous) {
                                       .head_dim_v = info.head_dim_v,
                                       .layout = PAGED_LAYOUT_PACKED};
     const paged_engine_config ec = {.struct_size = sizeof ec,
+                                    .kv_type = PAGED_KV_AUTO,
                                     .n_threads = atoi(argv[2]),
                                     .n_ctx = atoi(argv[3]),
                                     .pool_bytes = paged_pool_bytes_for(&group, 1, 16, atoi(argv[4])),

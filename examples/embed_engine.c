@@ -25,7 +25,9 @@ int main(int argc, char **argv) {
     ok(paged_model_load(argv[1], NULL, &model, &err), &err);
 
     /* A context of 1024 tokens and the pool that it needs; everything else is the default. */
-    paged_engine_config config = {.struct_size = sizeof config, .n_ctx = 1024};
+    paged_engine_config config;
+    paged_engine_config_init(&config);
+    config.n_ctx = 1024;
     paged_engine *engine;
     ok(paged_engine_create(model, &config, &engine, &err), &err);
 

@@ -6,8 +6,9 @@
  * it was before the call, except *err, which then says what went wrong and with which numbers.
  *  - `paged_error *err` may be NULL everywhere.
  *  - Config structs begin with `struct_size`; set it to sizeof of the struct and everything else that you do
- * not name to zero. Zero always means the default. So the structs can grow without breaking a caller that was
- * built earlier.
+ * not name to zero. Zero always means the default, but for the few fields that have an init function (of
+ * paged_request, paged_engine_config), which say what zero means. So the structs can grow without breaking a
+ * caller that was built earlier.
  *  - The library never prints, exits or aborts because of its input. A broken invariant of its own does abort
  *    (PAGED_ASSERT), after a line through the log callback.
  */

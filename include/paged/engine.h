@@ -42,12 +42,13 @@ typedef struct paged_engine paged_engine;
 typedef struct paged_engine_config {
     size_t struct_size;
     int32_t n_ctx; /* tokens of the longest request; 0: the model's context, or less if the pool is smaller */
-    size_t pool_bytes;    /* 0: what max_running requests of n_ctx need */
-    int32_t block_size;   /* 0: 16 */
-    paged_type kv_type;   /* f16 by default; i8 asks for head sizes that are multiples of 4 */
-    bool kv_plain;        /* keys and values in the plain layout instead of the packed one */
-    int32_t max_running;  /* requests in one step; 0: 1 */
-    int32_t max_waiting;  /* beyond max_running; more are refused. 0: 64 */
+    size_t pool_bytes;   /* 0: what max_running requests of n_ctx need */
+    int32_t block_size;  /* 0: 16 */
+    int32_t kv_type;     /* a paged_type, of which 0 is f16, or PAGED_KV_AUTO; i8 asks for head sizes that are
+                           * multiples of 4 */
+    bool kv_plain;       /* keys and values in the plain layout instead of the packed one */
+    int32_t max_running; /* requests in one step; 0: 1 */
+    int32_t max_waiting; /* beyond max_running; more are refused. 0: 64 */
     int32_t chunk_tokens; /* tokens of one step at most; 0: 512 */
     int32_t n_threads;    /* 0: paged_cpu_count() */
     bool poison;          /* for tests: NaN in every slot that holds no token */
@@ -74,13 +75,26 @@ typedef struct paged_engine_config {
 
 enum { PAGED_STORES_MAX = 4 };
 
+/* As kv_type: bf16 where the processor multiplies pairs of it (PAGED_CPU_AVX512_BF16), else f16; f16 also on
+ * a device, and for keys of an odd head size, which bf16 does not have. Only the engine knows it: a cache is
+ * always of one type. */
+enum { PAGED_KV_AUTO = -1 };
+
+/* The defaults: kv_type PAGED_KV_AUTO, and zeros. Call it first, then set what differs. A config that was
+ * only set to zero has keys and values in f16 on every machine. */
+PAGED_API void paged_engine_config_init(paged_engine_config *config);
+
+/* The type that an engine with this kv_type and device (NULL: "cpu") has here, for a model with keys of
+ * head_dim_k elements. paged_engine_info says it of an engine. */
+PAGED_API paged_type paged_engine_kv_type(int32_t kv_type, const char *device, int32_t head_dim_k);
+
 enum {
     PAGED_AGING_MS = 1000, /* a level of priority is worth so much waiting */
     PAGED_PRIORITY_MAX = 1000
 };
 
-/* Takes all memory and the largest graph. Errors: INVALID_ARG, NO_MEMORY, NO_BLOCKS (with both numbers),
- * UNSUPPORTED. The model is borrowed and must outlive the engine. */
+/* Takes all memory and the largest graph. config NULL: the defaults. Errors: INVALID_ARG, NO_MEMORY,
+ * NO_BLOCKS (with both numbers), UNSUPPORTED. The model is borrowed and must outlive the engine. */
 PAGED_API paged_status paged_engine_create(const paged_model *model, const paged_engine_config *config,
                                            paged_engine **out, paged_error *err);
 PAGED_API void paged_engine_free(paged_engine *engine); /* NULL is fine */

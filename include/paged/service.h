@@ -27,7 +27,7 @@ typedef struct paged_service_config {
     size_t struct_size;
     int32_t ring_tokens;        /* tokens of a request that wait for its reader at most; 0: 256 */
     int32_t reader_timeout_ms;  /* 0: 60 000 */
-    paged_engine_config engine; /* its struct_size may be left 0 */
+    paged_engine_config engine; /* see paged_engine_config_init; its struct_size may be left 0 */
 } paged_service_config;
 
 /* Errors: those of paged_engine_create, and NO_MEMORY where the system gives no thread or descriptor. The

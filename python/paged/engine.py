@@ -34,7 +34,7 @@ __all__ = ["Completion", "Conversation", "LLM", "Stream"]
 
 WAIT_MS = 200  # how long a wait is deaf to Ctrl-C
 
-KV_TYPES = {"f16": lib.PAGED_TYPE_F16, "f32": lib.PAGED_TYPE_F32, "bf16": lib.PAGED_TYPE_BF16, "i8": lib.PAGED_TYPE_I8}
+KV_TYPES = {"auto": lib.PAGED_KV_AUTO, "f16": lib.PAGED_TYPE_F16, "f32": lib.PAGED_TYPE_F32, "bf16": lib.PAGED_TYPE_BF16, "i8": lib.PAGED_TYPE_I8}
 
 # Options of a request that are one number or truth of paged_request.
 NUMBERS = {"max_tokens": int, "temperature": float, "top_k": int, "top_p": float, "min_p": float, "seed": int, "ignore_eos": bool,
@@ -144,7 +144,8 @@ class LLM:
     pool_bytes    of the cache, or max_blocks; 0: what max_running requests of n_ctx need
     cache_config  {"block_size": 16, "max_blocks": 100000, "enable_paged": True} as the documents write it
     budget_bytes  a pool above it is refused with both numbers; None: memory_bytes()
-    kv_type       "f16", "f32", "bf16" or "i8";   threads: 0: as many as this process has CPUs
+    kv_type       "auto" (bf16 where the processor multiplies it, else f16; `info` says which), "f16", "f32", "bf16", "i8"
+    threads       0: as many as this process has CPUs
     prefix_cache  False: requests share nothing
     ring_tokens   tokens that a stream's reader may lag behind; None: any number
 
@@ -153,7 +154,7 @@ class LLM:
 
     def __init__(self, model: str | os.PathLike, *, n_ctx: int = 0, max_running: int = 8, max_waiting: int = 256,
                  block_size: int | None = None, max_blocks: int | None = None, pool_bytes: int = 0,
-                 cache_config: Mapping[str, Any] | None = None, budget_bytes: int | None = None, kv_type: str = "f16",
+                 cache_config: Mapping[str, Any] | None = None, budget_bytes: int | None = None, kv_type: str = "auto",
                  chunk_tokens: int = 0, threads: int = 0, prefix_cache: bool = True, packed_tails: bool = True,
                  ring_tokens: int | None = None) -> None:
         if cache_config is not None:
@@ -171,7 +172,7 @@ class LLM:
         engine.n_ctx, engine.max_running = int32(n_ctx, "n_ctx"), int32(max_running, "max_running")
         engine.max_waiting = int32(max_waiting, "max_waiting")
         engine.block_size = int32(block_size or 0, "block_size")
-        engine.kv_type = choice(arrays.type_name(kv_type), KV_TYPES, "kv_type")
+        engine.kv_type = choice(kv_type if kv_type == "auto" else arrays.type_name(kv_type), KV_TYPES, "kv_type")
         engine.chunk_tokens, engine.n_threads = int32(chunk_tokens, "chunk_tokens"), int32(threads, "threads")
         engine.no_prefix_cache, engine.no_packed_tails = not prefix_cache, not packed_tails
 
@@ -190,7 +191,8 @@ class LLM:
             lib.paged_model_get_info(native, facts)
             group = ffi.new("paged_group_config *", {
                 "n_layers": facts.n_layers, "n_kv_heads": facts.n_kv_heads, "head_dim_k": facts.head_dim_k,
-                "head_dim_v": facts.head_dim_v, "type": engine.kv_type, "layout": lib.PAGED_LAYOUT_PACKED})
+                "head_dim_v": facts.head_dim_v, "layout": lib.PAGED_LAYOUT_PACKED,
+                "type": lib.paged_engine_kv_type(engine.kv_type, ffi.NULL, facts.head_dim_k)})
             total = int(max_blocks) * lib.paged_block_bytes(group, engine.block_size or BLOCK_SIZE)
         budget = memory_bytes() if budget_bytes is None else int(budget_bytes)
         if total < 0:
@@ -358,9 +360,10 @@ class LLM:
 
     @property
     def info(self) -> dict[str, Any]:
-        """Facts as a dict: n_ctx, block_size, pool_bytes, kv_bytes_per_token, attn_kernels, linear_kernels, deterministic …
-        (engine.h)."""
-        return self._ask("paged_engine_get_info", "paged_engine_info")
+        """Facts as a dict: n_ctx, block_size, kv_type ("bf16"), pool_bytes, kv_bytes_per_token, attn_kernels, linear_kernels,
+        deterministic … (engine.h)."""
+        facts = self._ask("paged_engine_get_info", "paged_engine_info")
+        return facts | {"kv_type": arrays.TYPE_NAMES[facts["kv_type"]]}
 
     def stats(self) -> dict[str, Any]:
         """Counters of requests and steps as a dict, and those of the cache under "cache"."""

@@ -5,6 +5,7 @@
 #include "base/base.h"
 #include "cli/cli.h"
 #include "cli/plan.h"
+#include "paged/engine.h"
 #include "paged/model.h"
 
 enum { BLOCK_SIZE = 16, TEMPLATE_LINES = 5, TEMPLATE_COLUMNS = 76 };
@@ -20,6 +21,11 @@ static const paged__option options_table[] = {
      "a GGUF file (default: $PAGED_MODEL)"},
     {PAGED__OPTION_FLAG, 0, "json", NULL, offsetof(inspect_options, json), 0, 0, NULL, "one JSON object"},
 };
+
+/* What an engine would take here without --kv-type. */
+static paged_type default_type(const paged_model_info *m) {
+    return paged_engine_kv_type(PAGED_KV_AUTO, NULL, m->head_dim_k);
+}
 
 /* ---- as JSON ---- */
 
@@ -49,10 +55,12 @@ static json_t *tokenizer_json(const paged_model_info *m, const paged_tokenizer *
 }
 
 static json_t *plan_json(const paged_model_info *m) {
-    size_t pool = paged__kv_bytes(m, PAGED_TYPE_F16, BLOCK_SIZE, m->n_ctx_train);
-    return json_pack("{s:i, s:s, s:i, s:i, s:I, s:I}", "context", (int)m->n_ctx_train, "kv_type", "f16",
-                     "block_size", (int)BLOCK_SIZE, "blocks", (int)((m->n_ctx_train - 1) / BLOCK_SIZE + 1),
-                     "pool_bytes", (json_int_t)pool, "weight_bytes", (json_int_t)m->weight_bytes);
+    const paged_type type = default_type(m);
+    size_t pool = paged__kv_bytes(m, type, BLOCK_SIZE, m->n_ctx_train);
+    return json_pack("{s:i, s:s, s:i, s:i, s:I, s:I}", "context", (int)m->n_ctx_train, "kv_type",
+                     paged__type_name(type), "block_size", (int)BLOCK_SIZE, "blocks",
+                     (int)((m->n_ctx_train - 1) / BLOCK_SIZE + 1), "pool_bytes", (json_int_t)pool,
+                     "weight_bytes", (json_int_t)m->weight_bytes);
 }
 
 static int print_json(paged__cli *cli, const paged_model_info *m, const paged_tokenizer *tok) {
@@ -162,18 +170,20 @@ static void print_template(paged__cli *cli, const char *text) {
 }
 
 static void print_plan(paged__cli *cli, const paged_model_info *m) {
-    size_t pool = paged__kv_bytes(m, PAGED_TYPE_F16, BLOCK_SIZE, m->n_ctx_train);
+    const paged_type type = default_type(m);
+    const char *name = paged__type_name(type);
+    size_t pool = paged__kv_bytes(m, type, BLOCK_SIZE, m->n_ctx_train);
     const int32_t n_global = m->n_layers - m->n_windowed_layers;
-    paged__out_printf(cli, "%-14s %s a token in f16, %s in f32", "KV cache",
-                      paged__size(paged__token_bytes(m, PAGED_TYPE_F16, m->n_layers)).text,
+    paged__out_printf(cli, "%-14s %s a token in %s, %s in f32", "KV cache",
+                      paged__size(paged__token_bytes(m, type, m->n_layers)).text, name,
                       paged__size(paged__token_bytes(m, PAGED_TYPE_F32, m->n_layers)).text);
     if (m->n_windowed_layers)
-        paged__out_printf(cli, "; %s in f16 behind the window",
-                          paged__size(paged__token_bytes(m, PAGED_TYPE_F16, n_global)).text);
+        paged__out_printf(cli, "; %s in %s behind the window",
+                          paged__size(paged__token_bytes(m, type, n_global)).text, name);
     paged__out_printf(cli, "\n");
-    paged__out_printf(cli, "%-14s context %d in f16: pool %s (%d blocks of %d tokens) + weights %s = %s\n",
-                      "plan", m->n_ctx_train, paged__size(pool).text, (m->n_ctx_train - 1) / BLOCK_SIZE + 1,
-                      BLOCK_SIZE, paged__size(m->weight_bytes).text,
+    paged__out_printf(cli, "%-14s context %d in %s: pool %s (%d blocks of %d tokens) + weights %s = %s\n",
+                      "plan", m->n_ctx_train, name, paged__size(pool).text,
+                      (m->n_ctx_train - 1) / BLOCK_SIZE + 1, BLOCK_SIZE, paged__size(m->weight_bytes).text,
                       paged__size(pool + m->weight_bytes).text);
 }
 

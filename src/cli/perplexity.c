@@ -29,8 +29,8 @@ static const paged__option options_table[] = {
     PAGED__MODEL_ROW(perplexity_options, model),
     {PAGED__OPTION_INT, 0, "ctx", "N", AT(memory.ctx), 2, INT32_MAX, NULL,
      "tokens of a piece of the text (default: 512, or the model's\ncontext if that is less)"},
-    {PAGED__OPTION_CHOICE, 0, "kv-type", "TYPE", AT(memory.kv_type), 0, 0, paged__kv_types,
-     "f16, f32, bf16 or int8 (default: f16)"},
+    {PAGED__OPTION_CHOICE, 0, "kv-type", "TYPE", AT(memory.kv_choice), 0, 0, paged__kv_choices,
+     PAGED__KV_HELP},
     {PAGED__OPTION_INT, 0, "threads", "N", AT(memory.n_threads), 1, 256, NULL,
      "threads (default: the cores that this process may use)"},
     {PAGED__OPTION_FLAG, 0, "json", NULL, AT(json), 0, 0, NULL, "one JSON object"},
@@ -124,11 +124,13 @@ static int report(perplexity *p) {
                           (long long)p->n_counted, p->n_pieces, p->n_pieces == 1 ? "" : "s", p->n_ctx);
         return PAGED__EXIT_OK;
     }
+    paged_engine_info info;
+    paged_engine_get_info(p->session.engine, &info);
     return paged__out_json(cli,
                            json_pack("{s:f, s:f, s:f, s:I, s:i, s:i, s:s, s:o}", "perplexity", value, "error",
                                      error, "mean_logprob", -mean, "tokens", (json_int_t)p->n_counted,
                                      "pieces", (int)p->n_pieces, "context", (int)p->n_ctx, "kv_type",
-                                     paged__type_name((paged_type)p->options.memory.kv_type), "model",
+                                     paged__type_name(info.kv_type), "model",
                                      paged__json_text(name, strlen(name))),
                            true);
 }

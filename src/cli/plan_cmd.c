@@ -15,7 +15,7 @@
 typedef struct plan_options {
     const char *model, *lengths, *trace, *svg;
     int32_t layers, kv_heads, head_dim, window;
-    int32_t kv_type, profile, block_size, ctx, requests;
+    int32_t kv_choice, profile, block_size, ctx, requests;
     size_t page_size, memory, pool_bytes;
     float weight_bits;
     bool shapes, documents, json, quiet;
@@ -41,8 +41,7 @@ static const paged__option options_table[] = {
     {PAGED__OPTION_REAL, 0, "weight-bits", "X", ROW(weight_bits), 0.1, 64, NULL,
      "bits of a parameter, where a name says how many there are\n(default: 16)"},
     {.kind = PAGED__OPTION_HEADING, .name = "Keys and values"},
-    {PAGED__OPTION_CHOICE, 0, "kv-type", "TYPE", ROW(kv_type), 0, 0, paged__kv_types,
-     "f16, f32, bf16 or int8 (default: f16)"},
+    {PAGED__OPTION_CHOICE, 0, "kv-type", "TYPE", ROW(kv_choice), 0, 0, paged__kv_choices, PAGED__KV_HELP},
     {PAGED__OPTION_INT, 0, "ctx", "N", ROW(ctx), 1, INT32_MAX, NULL,
      "tokens of the longest sequence (default: the model's context)"},
     {PAGED__OPTION_CHOICE, 0, "profile", "NAME", ROW(profile), 0, 0, profiles,
@@ -260,7 +259,9 @@ static int make_plans(paged__planner *p) {
 static int prepare(paged__planner *p, const plan_options *o) {
     int code = take_model(p, o);
     if (code != PAGED__EXIT_OK) return code;
-    for (int32_t g = 0; g < p->n_groups; g++) p->groups[g].type = (paged_type)o->kv_type;
+    for (int32_t g = 0; g < p->n_groups; g++)
+        p->groups[g].type =
+            paged_engine_kv_type(paged__kv_type_of(o->kv_choice), NULL, p->groups[g].head_dim_k);
     if (o->ctx) p->n_ctx = o->ctx;
     p->n_requests = o->requests;
     p->block_size = o->block_size ? o->block_size : 16;

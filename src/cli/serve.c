@@ -144,8 +144,10 @@ static size_t pool_bytes(const serve *s) {
     if (o->pool_bytes) return o->pool_bytes;
     const int32_t n_ctx =
         o->ctx ? PAGED_MIN(o->ctx, s->session.info.n_ctx_train) : s->session.info.n_ctx_train;
-    const size_t all = paged__kv_bytes(&s->session.info, (paged_type)o->kv_type, o->block_size,
-                                       (int64_t)n_ctx * s->options.max_running);
+    const paged_type type =
+        paged_engine_kv_type(paged__kv_type_of(o->kv_choice), o->device, s->session.info.head_dim_k);
+    const size_t all =
+        paged__kv_bytes(&s->session.info, type, o->block_size, (int64_t)n_ctx * s->options.max_running);
     const size_t half = paged_memory_available() / 2; /* 0: not known */
     return all && (half == 0 || all < half) ? all : half;
 }

@@ -12,7 +12,10 @@
 #include "base/base.h"
 #include "cli/plan.h"
 
-const char *const paged__kv_types[] = {"f16", "f32", "bf16", "int8", NULL};
+#define TYPES "f16", "f32", "bf16", "int8", NULL
+const char *const paged__kv_types[] = {TYPES};
+const char *const paged__kv_choices[] = {"auto", TYPES};
+#undef TYPES
 const char *const paged__log_levels[] = {"error", "warn", "info", "debug", NULL};
 
 /* ---- model and engine ---- */
@@ -37,12 +40,16 @@ int paged__session_load(paged__session *s, paged__cli *cli, const char *named) {
     return PAGED__EXIT_OK;
 }
 
+int32_t paged__kv_type_of(int32_t choice) {
+    return choice > 0 ? choice - 1 : PAGED_KV_AUTO;
+}
+
 paged_engine_config paged__session_config(const paged__memory_options *o) {
     return (paged_engine_config){.struct_size = sizeof(paged_engine_config),
                                  .n_ctx = o->ctx,
                                  .pool_bytes = o->pool_bytes,
                                  .block_size = o->block_size,
-                                 .kv_type = (paged_type)o->kv_type,
+                                 .kv_type = paged__kv_type_of(o->kv_choice),
                                  .kv_plain = o->block_size % PAGED_TILE != 0,
                                  .chunk_tokens = o->chunk,
                                  .n_threads = o->n_threads,
@@ -79,10 +86,11 @@ static paged_status measure_compute(const paged__session *s, paged_engine_config
 
 paged_status paged__session_fit(const paged__session *s, paged_engine_config *config, paged_error *err) {
     const int64_t n_ctx = config->n_ctx ? config->n_ctx : s->info.n_ctx_train;
+    const paged_type type = paged_engine_kv_type(config->kv_type, config->device, s->info.head_dim_k);
     const size_t available = paged_memory_available(),
-                 wanted = paged__kv_bytes(&s->info, config->kv_type, config->block_size,
+                 wanted = paged__kv_bytes(&s->info, type, config->block_size,
                                           n_ctx * PAGED_MAX(config->max_running, 1)),
-                 least = paged__kv_bytes(&s->info, config->kv_type, config->block_size, config->block_size);
+                 least = paged__kv_bytes(&s->info, type, config->block_size, config->block_size);
     size_t compute;
     if (config->device)
         return paged__fail(err, PAGED_ERR_UNSUPPORTED,

@@ -12,7 +12,7 @@
 #include "server/openai.h"
 
 typedef struct paged__memory_options {
-    int32_t ctx, block_size, n_threads, chunk, kv_type;
+    int32_t ctx, block_size, n_threads, chunk, kv_choice; /* of paged__kv_choices */
     size_t pool_bytes;
     bool contiguous;
     bool fit; /* the context and pool that the memory at hand holds */
@@ -27,6 +27,7 @@ typedef struct paged__sampling_options {
 } paged__sampling_options;
 
 extern const char *const paged__kv_types[];   /* index: paged_type */
+extern const char *const paged__kv_choices[]; /* the first is auto, paged_type i comes as i + 1 */
 extern const char *const paged__log_levels[]; /* index: paged_log_level */
 
 /* Defaults of the structs above. */
@@ -34,6 +35,9 @@ extern const char *const paged__log_levels[]; /* index: paged_log_level */
     { .block_size = 16 }
 #define PAGED__SAMPLING_DEFAULTS                                                                             \
     { .top_p = 1, .repetition_penalty = 1 }
+
+#define PAGED__KV_HELP                                                                                       \
+    "auto, f16, f32, bf16 or int8 (default: auto, bf16 where the\nprocessor multiplies it, else f16)"
 
 #define PAGED__MODEL_ROW(T, field)                                                                           \
     {                                                                                                        \
@@ -166,15 +170,8 @@ extern const char *const paged__log_levels[]; /* index: paged_log_level */
          0,                                                                                                  \
          NULL,                                                                                               \
          "the largest context and pool that the memory at hand holds, up\nto --ctx"},                        \
-        {PAGED__OPTION_CHOICE,                                                                               \
-         0,                                                                                                  \
-         "kv-type",                                                                                          \
-         "TYPE",                                                                                             \
-         offsetof(T, m.kv_type),                                                                             \
-         0,                                                                                                  \
-         0,                                                                                                  \
-         paged__kv_types,                                                                                    \
-         "f16, f32, bf16 or int8 (default: f16)"},                                                           \
+        {PAGED__OPTION_CHOICE, 0, "kv-type", "TYPE", offsetof(T, m.kv_choice), 0, 0, paged__kv_choices,      \
+         PAGED__KV_HELP},                                                                                    \
         {PAGED__OPTION_INT,                                                                                  \
          0,                                                                                                  \
          "block-size",                                                                                       \
@@ -220,6 +217,9 @@ typedef struct paged__session {
 /* Loads the model (named, or $PAGED_MODEL) with a progress bar unless quiet. Returns an exit code; the error
  * has been told. */
 int paged__session_load(paged__session *session, paged__cli *cli, const char *named);
+
+/* kv_type of an engine's config for one of paged__kv_choices. */
+int32_t paged__kv_type_of(int32_t choice);
 
 /* What the options say about an engine. */
 paged_engine_config paged__session_config(const paged__memory_options *options);

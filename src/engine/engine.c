@@ -15,6 +15,21 @@ enum {
     LOGITS_BYTES = 64 << 20 /* of a step, if that is enough for those that run */
 };
 
+void paged_engine_config_init(paged_engine_config *config) {
+    *config = (paged_engine_config){.struct_size = sizeof *config, .kv_type = PAGED_KV_AUTO};
+}
+
+static bool is_cpu(const char *device) {
+    return !device || strcmp(device, "cpu") == 0;
+}
+
+/* A device computes in f32 whatever the type, so there f16 has three bits more for the same time. */
+paged_type paged_engine_kv_type(int32_t kv_type, const char *device, int32_t head_dim_k) {
+    if (kv_type != PAGED_KV_AUTO) return (paged_type)kv_type;
+    const bool has_pairs = paged_cpu_flags() & PAGED_CPU_AVX512_BF16;
+    return has_pairs && is_cpu(device) && head_dim_k % 2 == 0 ? PAGED_TYPE_BF16 : PAGED_TYPE_F16;
+}
+
 static paged_status fill_defaults(const paged_model_info *info, paged_engine_config *c, paged_error *err) {
     if (c->block_size == 0) c->block_size = DEFAULT_BLOCK;
     if (c->max_running == 0) c->max_running = 1;
@@ -36,9 +51,10 @@ static paged_status fill_defaults(const paged_model_info *info, paged_engine_con
                            c->max_running, RUNNING_MAX, c->max_waiting, RUNNING_MAX * 16);
     if (c->n_threads < 1 || c->n_threads > THREADS_MAX)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "n_threads is %d; 1 … %d", c->n_threads, THREADS_MAX);
+    c->kv_type = (int32_t)paged_engine_kv_type(c->kv_type, c->device, info->head_dim_k);
     if (c->kv_type != PAGED_TYPE_F16 && c->kv_type != PAGED_TYPE_F32 && c->kv_type != PAGED_TYPE_BF16 &&
         c->kv_type != PAGED_TYPE_I8)
-        return paged__fail(err, PAGED_ERR_INVALID_ARG, "kv_type is %d", (int)c->kv_type);
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "kv_type is %d", c->kv_type);
     c->no_prefix_cache |= c->contiguous;
     if (c->chunk_tokens == 0) c->chunk_tokens = PAGED_MAX(PAGED_MIN(DEFAULT_CHUNK, c->n_ctx), c->max_running);
     if (c->chunk_tokens < 1 || c->chunk_tokens > CHUNK_MAX)
@@ -83,13 +99,13 @@ enum {
     NUMERICS = 2 /* of our kernels: one more whenever keys or values get other bits */
 };
 
-size_t paged__fingerprint(const paged_engine *e, char text[PAGED__FINGERPRINT_MAX]) {
+size_t paged__fingerprint(const paged_engine *e, paged_type kv_type, char text[PAGED__FINGERPRINT_MAX]) {
     const paged_engine_config *c = &e->config;
     int n = snprintf(text, PAGED__FINGERPRINT_MAX,
                      "paged kv %d\nmodel %016llx%016llx %s\nblock %d type %d layout %d\n"
                      "numerics %d attention %s split %d linear %s ggml %s flags %x\n",
                      FORMAT, (unsigned long long)e->fingerprint[0], (unsigned long long)e->fingerprint[1],
-                     e->model->arch->name, c->block_size, (int)c->kv_type, c->kv_plain, NUMERICS,
+                     e->model->arch->name, c->block_size, (int)kv_type, c->kv_plain, NUMERICS,
                      e->runner ? paged__runner_attn_kernels(e->runner) : "none", PAGED_ATTN_SPLIT,
                      e->model->linear_kernels, PAGED_GGML_BUILD, (unsigned)paged_cpu_flags());
     for (int32_t g = 0; g < e->n_groups; g++) {
@@ -113,7 +129,7 @@ static int32_t fill_groups(const paged_engine *e, const paged_model_info *info,
                                          .head_dim_v = info->head_dim_v,
                                          .window = e->model->groups[g].window};
         if (e->backend.groups) groups[g] = e->backend.groups[g];
-        groups[g].type = c->kv_type;
+        groups[g].type = (paged_type)c->kv_type;
         groups[g].layout = c->kv_plain ? PAGED_LAYOUT_PLAIN : PAGED_LAYOUT_PACKED;
     }
     return n;
@@ -142,7 +158,7 @@ static paged_status open_device(paged_engine *e, paged_error *err) {
     const char *device = e->config.device;
     const size_t n = sizeof prefix - 1;
     e->config.device = NULL; /* the caller's */
-    if (!device || strcmp(device, "cpu") == 0) return PAGED_OK;
+    if (is_cpu(device)) return PAGED_OK;
     if (strncmp(device, prefix, n) != 0 || (device[n] && device[n] != ':'))
         return paged__fail(err, PAGED_ERR_INVALID_ARG,
                            "device is \"%.64s\"; cpu, opencl, opencl:NUMBER or opencl:NAME", device);
@@ -291,6 +307,7 @@ static paged_status create_tables(paged_engine *e, paged_error *err) {
 }
 
 static paged_status create(paged_engine *e, const paged_engine_config *config, paged_error *err) {
+    if (!config) paged_engine_config_init(&e->config);
     if (config) {
         if (config->struct_size < sizeof config->struct_size || config->struct_size > sizeof *config)
             return paged__fail(err, PAGED_ERR_INVALID_ARG, "struct_size is %zu, this library knows up to %zu",
@@ -382,7 +399,7 @@ void paged_engine_get_info(const paged_engine *e, paged_engine_info *out) {
         .chunk_tokens = e->config.chunk_tokens,
         .n_threads = e->config.n_threads,
         .max_running = e->config.max_running,
-        .kv_type = e->config.kv_type,
+        .kv_type = (paged_type)e->config.kv_type,
         .kv_layout = e->config.kv_plain ? PAGED_LAYOUT_PLAIN : PAGED_LAYOUT_PACKED,
         .attn_kernels = e->runner ? paged__runner_attn_kernels(e->runner) : "none",
         .linear_kernels = info.linear_kernels,

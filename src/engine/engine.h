@@ -137,7 +137,7 @@ typedef struct paged__backend {
 struct paged_engine {
     const paged_model *model;
     const paged_tokenizer *tok;
-    paged_engine_config config; /* all defaults filled in */
+    paged_engine_config config; /* all defaults filled in; kv_type is a paged_type */
     int32_t n_ctx, n_vocab;
     int32_t max_outputs; /* rows of logits that a step can make */
     paged_cl *cl;        /* NULL: the pool lies here */
@@ -190,9 +190,10 @@ paged_status paged__engine_create(const paged_model *model, const paged_engine_c
 paged_status paged__service_create(const paged_model *model, const paged_service_config *config,
                                    const paged__backend *backend, paged_service **out, paged_error *err);
 
-/* All that keys and values depend on but tokens and salt, as text; its length. */
+/* All that keys and values depend on but tokens and salt, as text, for an engine like this one with keys and
+ * values of kv_type; its length. */
 enum { PAGED__FINGERPRINT_MAX = 4096, PAGED__NAME_MAX = 4095 };
-size_t paged__fingerprint(const paged_engine *e, char text[PAGED__FINGERPRINT_MAX]);
+size_t paged__fingerprint(const paged_engine *e, paged_type kv_type, char text[PAGED__FINGERPRINT_MAX]);
 
 /* scheduler.c: what must be equal for keys and values to be the same, besides the tokens: the model, how they
  * are stored, the caller's salt. */

@@ -72,7 +72,7 @@ static paged_status begin(work *w, paged_engine *e, const char *name, paged_erro
     if (e->config.no_prefix_cache)
         return paged__fail(err, PAGED_ERR_UNSUPPORTED, "the engine keeps nothing (no_prefix_cache)");
     if (e->cl) return paged__fail(err, PAGED_ERR_UNSUPPORTED, "the pool lies on a device");
-    w->fingerprint_bytes = paged__fingerprint(e, w->fingerprint);
+    w->fingerprint_bytes = paged__fingerprint(e, (paged_type)e->config.kv_type, w->fingerprint);
     for (int32_t g = 0; g < e->n_groups; g++)
         w->block_bytes += padded(e->cache->groups[g].block_bytes) + sizeof(uint64_t);
     return PAGED_OK;
@@ -252,6 +252,27 @@ static paged_status read_file(work *w, int dir_fd, size_t *bytes) {
     return PAGED_OK;
 }
 
+/* A file whose fingerprint is another one; what the user can change, the type, is told by its name. */
+static paged_status fail_foreign(const work *w, const head *h) {
+    static const char *const names[] = {[PAGED_TYPE_F16] = "f16",
+                                        [PAGED_TYPE_F32] = "f32",
+                                        [PAGED_TYPE_BF16] = "bf16",
+                                        [PAGED_TYPE_I8] = "int8"};
+    const char *theirs = (const char *)w->bytes + sizeof *h;
+    char text[PAGED__FINGERPRINT_MAX];
+    for (int32_t type = PAGED_TYPE_F16; type <= PAGED_TYPE_I8; type++)
+        if (paged__fingerprint(w->e, (paged_type)type, text) == h->fingerprint_bytes &&
+            memcmp(text, theirs, h->fingerprint_bytes) == 0)
+            return paged__fail(w->err, PAGED_ERR_UNSUPPORTED,
+                               "%s has keys and values in %s, and this engine has them in %s; one with "
+                               "kv_type %s can load it",
+                               w->name, names[type], names[w->e->config.kv_type], names[type]);
+    return paged__fail(w->err, PAGED_ERR_UNSUPPORTED,
+                       "%s is of another model, or of other types, sizes or kernels; it was saved by\n%.*s"
+                       "and this is\n%s",
+                       w->name, (int)h->fingerprint_bytes, theirs, w->fingerprint);
+}
+
 /* What the file says of itself, against its length and its sum; then against this engine. */
 static paged_status check_front(const work *w, const head *h, size_t bytes) {
     const paged_engine *e = w->e;
@@ -273,11 +294,7 @@ static paged_status check_front(const work *w, const head *h, size_t bytes) {
         return paged__fail(w->err, PAGED_ERR_FORMAT, "%s: the sum of its head and tokens is wrong", w->name);
     if (h->fingerprint_bytes != w->fingerprint_bytes ||
         memcmp(w->bytes + sizeof *h, w->fingerprint, w->fingerprint_bytes) != 0)
-        return paged__fail(
-            w->err, PAGED_ERR_UNSUPPORTED,
-            "%s is of another model, or of other types, sizes or kernels; it was saved by\n%.*s"
-            "and this is\n%s",
-            w->name, (int)h->fingerprint_bytes, (const char *)w->bytes + sizeof *h, w->fingerprint);
+        return fail_foreign(w, h);
     if (h->n_tokens > e->n_ctx)
         return paged__fail(w->err, PAGED_ERR_TOO_LONG, "%s has %d tokens; the context has %d", w->name,
                            h->n_tokens, e->n_ctx);

@@ -254,6 +254,7 @@ static void free_parts(paged_service *s) {
 static paged_status read_config(const paged_service_config *config, paged_service_config *c,
                                 paged_error *err) {
     *c = (paged_service_config){0};
+    if (!config) paged_engine_config_init(&c->engine);
     if (config) {
         if (config->struct_size < sizeof config->struct_size || config->struct_size > sizeof *config)
             return paged__fail(err, PAGED_ERR_INVALID_ARG, "struct_size is %zu, this library knows up to %zu",

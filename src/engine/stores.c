@@ -365,7 +365,7 @@ static paged_status open_stores(paged_engine *e, paged__stores *st, paged_error 
         st->groups[g] = e->cache->groups[g].config;
         st->block_bytes[g] = e->cache->groups[g].block_bytes;
     }
-    st->fingerprint_bytes = paged__fingerprint(e, st->fingerprint);
+    st->fingerprint_bytes = paged__fingerprint(e, (paged_type)c->kv_type, st->fingerprint);
     paged_status s = take_memory(e, st, err);
     if (s) return s;
     paged_store_shape shape = {.fingerprint = (const uint8_t *)st->fingerprint,

@@ -107,8 +107,10 @@ def smollm2_requests(llamacpp, model):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_smollm2(score, base, model, smollm2_requests, variant):
-    check(score, base, model, smollm2_requests, "f16", variant)
+@pytest.mark.parametrize("kv_type", ["f16", "bf16"])
+def test_smollm2(score, base, model, smollm2_requests, kv_type, variant):
+    """Of the types that are the default somewhere."""
+    check(score, base, model, smollm2_requests, kv_type, variant)
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "f32", "bf16", "int8"])

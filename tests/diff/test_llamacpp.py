@@ -42,10 +42,14 @@ def perplexity(scores):
     return math.exp(-sum(s[0] for s in scores) / len(scores))
 
 
-def test_f32_weights(llamacpp, score, model_f32, tokens):
-    with_llamacpp = oracle_scores(llamacpp(model_f32, kv_type="f32", flash_attn=False), tokens)
+@pytest.fixture(scope="module")
+def oracle_f32(llamacpp, model_f32, tokens):
+    return oracle_scores(llamacpp(model_f32, kv_type="f32", flash_attn=False), tokens)
+
+
+def test_f32_weights(score, model_f32, tokens, oracle_f32):
     ours = our_scores(score, model_f32, tokens, "--kv-type", "f32", "--ctx", 1024)
-    mean, greatest, top1 = distance(ours, with_llamacpp)
+    mean, greatest, top1 = distance(ours, oracle_f32)
     print(f"f32: mean |Δ| {mean:.5f}, max {greatest:.4f}, top-1 {top1:.2%}, {len(ours)} positions")
     assert top1 >= 0.995, f"top-1 agreement {top1:.2%}"
     assert mean <= 0.003, f"mean |Δ log-prob| {mean:.5f}"
@@ -86,10 +90,28 @@ def test_q4_1_perplexity(ours_q4_1, quantised):
     assert abs(perplexity(ours) / theirs - 1.0) <= 0.01, text
 
 
-def test_int8_cache(llamacpp, score, model_f32, tokens):
+def test_bf16_cache(llamacpp, score, model_f32, tokens, oracle_f32):
+    """How far bf16 moves the answers, with f32 weights. It rounds keys, values and queries by 2^-9 of them at most, f16 by 2^-12:
+    so 8 times what llama.cpp's f16 cache with flash attention moves, and what f32 caches may differ by (test_f32_weights).
+    The best two tokens change places where they are closer than both move; few positions have them within a nat."""
+    ours = our_scores(score, model_f32, tokens, "--kv-type", "bf16", "--ctx", 1024)
+    oracle_f16 = oracle_scores(llamacpp(model_f32, kv_type="f16", flash_attn=True), tokens)
+    mean, greatest, top1 = distance(ours, oracle_f32)
+    f16_mean, f16_greatest, f16_top1 = distance(oracle_f16, oracle_f32)
+    bound = 8 * f16_mean + 0.003
+    ratio = perplexity(ours) / perplexity(oracle_f32)
+    text = (
+        f"bf16 cache: mean |Δ| {mean:.4f} of {bound:.4f}, max {greatest:.3f}, top-1 {top1:.2%}, perplexity × {ratio:.4f}; "
+        f"llama.cpp's f16: mean |Δ| {f16_mean:.4f}, max {f16_greatest:.3f}, top-1 {f16_top1:.2%}"
+    )
+    print(text)
+    assert mean <= bound and top1 >= 1 - 2 * bound, text
+    assert abs(ratio - 1.0) <= 0.005, text
+
+
+def test_int8_cache(llamacpp, score, model_f32, tokens, oracle_f32):
     """How far 8 bits move the answers, with f32 weights, beside llama.cpp's q8_0 (a scale for 32 elements)."""
     f32, int8 = (our_scores(score, model_f32, tokens, "--kv-type", kv, "--ctx", 1024) for kv in ("f32", "int8"))
-    oracle_f32 = oracle_scores(llamacpp(model_f32, kv_type="f32", flash_attn=False), tokens)
     oracle_q8_0 = oracle_scores(llamacpp(model_f32, kv_type="q8_0", flash_attn=True), tokens)
     mean, greatest, top1 = distance(int8, f32)
     q8_0_mean, q8_0_greatest, q8_0_top1 = distance(oracle_q8_0, oracle_f32)

@@ -59,7 +59,7 @@ static int parse_option(options *o, const char *flag, const char *value) {
     if (!value) return 0;
     if (strcmp(flag, "--model") == 0) return o->model_path = value, 2;
     if (strcmp(flag, "--tokens") == 0) return o->tokens_path = value, 2;
-    if (strcmp(flag, "--kv-type") == 0) return e->kv_type = parse_type(value), 2;
+    if (strcmp(flag, "--kv-type") == 0) return e->kv_type = (int32_t)parse_type(value), 2;
     if (strcmp(flag, "--block-size") == 0) return e->block_size = parse_int(flag, value, 1, 1024), 2;
     if (strcmp(flag, "--chunk") == 0) return e->chunk_tokens = parse_int(flag, value, 1, 65536), 2;
     if (strcmp(flag, "--threads") == 0) return e->n_threads = parse_int(flag, value, 1, 512), 2;

@@ -37,7 +37,7 @@ def test_json_fields(paged, model):
     assert answer["cached_tokens"] == 0 and answer["cache_miss"] == "no-match"
     assert answer["finish_reason"] in ("stop", "length")
     assert answer["blocks_used"] > 0
-    assert answer["seed"] == 7 and answer["block_size"] == 16 and answer["kv_type"] == "f16"
+    assert answer["seed"] == 7 and answer["block_size"] == 16 and answer["kv_type"] in ("f16", "bf16")
     timings = answer["timings"]
     for field in "load_ms queue_ms prefill_ms decode_ms prefill_tokens_per_s decode_tokens_per_s".split():
         assert isinstance(timings[field], float) and timings[field] >= 0, field
@@ -220,6 +220,29 @@ def test_every_option_of_run_is_in_its_help(paged):
         "log-level quiet top-k top-p"
     ).split():
         assert f"--{option}" in text, option
+
+
+# What each name of PAGED_CPU leaves, and whether pairs of bf16 are multiplied there.
+CPU_SETS = {"ref": False, "avx2": False, "avx512": False, "avx512_vnni": False, "avx512_bf16": True, "amx": True}
+
+
+@pytest.mark.parametrize("name, pairs", CPU_SETS.items())
+def test_the_default_kv_type_is_by_the_processor(paged, model, name, pairs):
+    """bf16 where the processor multiplies pairs of it (as Linux says) and PAGED_CPU leaves that, else f16; what is said wins."""
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        wanted = "bf16" if pairs and "avx512_bf16" in file.read() else "f16"
+    env = {**os.environ, "PAGED_CPU": name}
+    small = ("--max-tokens", 2, "--ctx", 64)
+    assert run_json(paged, model, *small, env=env)["kv_type"] == wanted
+    assert run_json(paged, model, *small, "--kv-type", "auto", env=env)["kv_type"] == wanted
+    for kv_type in ("f16", "bf16", "f32", "int8"):
+        assert run_json(paged, model, *small, "--kv-type", kv_type, env=env)["kv_type"] == kv_type
+    text = paged("run", "--model", model, "--prompt", "x", *ONE_THREAD, *small, "--stats", env=env).stderr
+    assert f" of 16 tokens, {wanted}, so " in text and f"kernels, packed {wanted}\n" in text
+    assert f" a token in {wanted}, " in (shown := paged("inspect", model, env=env).stdout) and f" 8192 in {wanted}: pool" in shown
+    assert json.loads(paged("inspect", model, "--json", env=env).stdout)["plan"]["kv_type"] == wanted
+    assert json.loads(paged("plan", model, "--json", env=env).stdout)["kv_type"] == wanted
+    assert f" tokens in {wanted}\n" in paged("plan", model, env=env).stdout
 
 
 def test_fit(paged, model):

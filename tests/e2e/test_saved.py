@@ -36,7 +36,9 @@ def test_run_goes_on_where_it_was(paged, path, tmp_path):
         assert "chat" in run(paged, path, session, code=1)
         assert session.read_bytes() == bad
     session.write_bytes(whole)
-    assert "another model" in run(paged, path, session, "--kv-type", "f32", code=1)
+    theirs = again["kv_type"]
+    assert f"in {theirs}, and this engine has them in f32; one with kv_type {theirs} can load it" in run(
+        paged, path, session, "--kv-type", "f32", code=1)
     assert run(paged, path, session)["cached_tokens"] == again["cached_tokens"]
 
 

@@ -63,7 +63,7 @@ def test_ls_check_export_import(paged, model, filled, tmp_path):
     folder, cold = filled
     told = paged("store", "ls", "--store", folder, "--records", "--json")
     shapes = json.loads(told.stdout)["fingerprints"]
-    records = min(shapes, key=lambda s: s["block_bytes"])["list"]  # of f16, whatever another test has added
+    records = min(shapes, key=lambda s: s["block_bytes"])["list"]  # of 16 bits, whatever another test has added
     assert sum(r["tokens"] for r in records if r["first"] < cold["prompt_tokens"] // 16 * 16) >= cold["prompt_tokens"] // 16 * 16
     assert "engine" not in told.stdout and "river" not in told.stdout
     assert paged("store", "check", "--store", folder).returncode == 0

@@ -2,6 +2,7 @@
 any moment and from any thread; conversations reuse what was computed."""
 
 import gc
+import os
 import random
 import subprocess
 import sys
@@ -130,6 +131,19 @@ def test_cache_config_of_the_document(model):
         paged.LLM(model, cache_config={**config, "enable_paged": False})
     with paged.LLM(model, cache_config={**config, "max_blocks": 32}, threads=1) as llm:
         assert llm.info["n_blocks"] == 32 and llm.info["block_size"] == 16
+
+
+def test_kv_type(model):
+    """Without a word the type is the one of the engine's rule, and a pool of as many blocks; what is named is taken."""
+    facts = [l for l in open("/proc/cpuinfo", encoding="utf-8") if l.startswith("flags")]
+    pairs = bool(facts) and " avx512_bf16" in facts[0] and os.environ.get("PAGED_CPU", "amx") in ("amx", "avx512_bf16")
+    for kv_type, wanted in ((None, "bf16" if pairs else "f16"), ("auto", "bf16" if pairs else "f16"), ("float16", "f16"),
+                            ("f32", "f32"), ("bf16", "bf16"), ("int8", "i8")):
+        more = {} if kv_type is None else {"kv_type": kv_type}
+        with paged.LLM(model, max_blocks=20, threads=1, **more) as llm:
+            assert llm.info["kv_type"] == wanted and llm.info["n_blocks"] == 20
+    with pytest.raises(paged.InvalidArgument, match="fp8"):
+        paged.LLM(model, kv_type="fp8")
 
 
 def test_streams_are_left_at_any_moment(llm):

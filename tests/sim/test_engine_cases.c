@@ -76,7 +76,7 @@ static paged_output read_end(paged_engine *e, uint64_t id, paged_finish finish) 
 /* One token after the other, no cache, one thread. */
 static void alone(const paged_model *m, paged_type type, const int32_t *tokens, int32_t n, int32_t n_new,
                   float *logprobs) {
-    paged_engine *e = make(m, (paged_engine_config){.no_prefix_cache = true, .kv_type = type});
+    paged_engine *e = make(m, (paged_engine_config){.no_prefix_cache = true, .kv_type = (int32_t)type});
     const paged_request q = request_for(tokens, n, n_new);
     uint64_t id = submit(e, &q);
     run_all(e);

@@ -150,10 +150,10 @@ static void decode_is_prefill(void) {
             paged_model *m = load_tiny(i);
             static result r;
             int32_t tokens[N_PROMPT + N_NEW];
-            run_one(m, (paged_engine_config){.kv_type = (paged_type)type}, 0, &r);
+            run_one(m, (paged_engine_config){.kv_type = type}, 0, &r);
             fill_prompt(tokens, N_PROMPT, 3);
             memcpy(tokens + N_PROMPT, r.tokens, sizeof r.tokens);
-            paged_engine *e = make(m, (paged_engine_config){.kv_type = (paged_type)type});
+            paged_engine *e = make(m, (paged_engine_config){.kv_type = type});
             paged_request q = request_for(tokens, N_PROMPT + N_NEW);
             q.max_tokens = 1;
             uint64_t id;
@@ -170,6 +170,74 @@ static void decode_is_prefill(void) {
             paged_model_free(m);
         }
     }
+}
+
+/* The rule of PAGED_KV_AUTO, said again: what the flags have, what a device is, what bf16 does not have. */
+static void auto_is_by_the_flags(void) {
+    const uint32_t masks[] = {0, PAGED_CPU_AVX2, ~(uint32_t)PAGED_CPU_AVX512_BF16, ~0u};
+    const struct {
+        const char *device;
+        int32_t head_dim;
+        bool may_pair;
+    } cases[] = {{NULL, 64, true},   {"cpu", 2, true},      {NULL, 0, true},
+                 {"cpu", 63, false}, {"opencl", 64, false}, {"opencl:0", 64, false}};
+    for (size_t k = 0; k < sizeof masks / sizeof masks[0]; k++) {
+        paged_cpu_mask(masks[k]);
+        const bool pairs = paged_cpu_flags() & PAGED_CPU_AVX512_BF16;
+        CHECK(!pairs || k == 3);
+        for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+            CHECK_EQ(paged_engine_kv_type(PAGED_KV_AUTO, cases[c].device, cases[c].head_dim),
+                     pairs && cases[c].may_pair ? PAGED_TYPE_BF16 : PAGED_TYPE_F16);
+            for (int32_t type = PAGED_TYPE_F16; type <= PAGED_TYPE_I8; type++)
+                CHECK_EQ(paged_engine_kv_type(type, cases[c].device, cases[c].head_dim), type);
+        }
+    }
+    paged_cpu_mask(~0u);
+}
+
+static paged_type type_of(const paged_engine *e) {
+    paged_engine_info info;
+    paged_engine_get_info(e, &info);
+    CHECK_EQ(e->cache->groups[0].config.type, info.kv_type);
+    return info.kv_type;
+}
+
+/* Whoever says nothing gets auto, zero is f16, and behind create there is no auto: bits, key of stores and
+ * namespace are those of the type itself. */
+static void auto_is_a_type_behind_create(void) {
+    const paged_type wanted = paged_cpu_flags() & PAGED_CPU_AVX512_BF16 ? PAGED_TYPE_BF16 : PAGED_TYPE_F16;
+    paged_model *m = load_tiny(0);
+    paged_engine_config config;
+    paged_engine_config_init(&config);
+    CHECK_EQ(config.struct_size, sizeof config);
+    CHECK_EQ(config.kv_type, PAGED_KV_AUTO);
+    config.kv_type = 0;
+    CHECK(memcmp(&config, &(paged_engine_config){.struct_size = sizeof config}, sizeof config) == 0);
+
+    paged_engine *e = make(m, (paged_engine_config){0});
+    CHECK_EQ(type_of(e), PAGED_TYPE_F16);
+    paged_engine_free(e);
+    CHECK_EQ(paged_engine_create(m, NULL, &e, NULL), PAGED_OK);
+    CHECK_EQ(type_of(e), wanted);
+    paged_engine_free(e);
+
+    static result by_itself, by_name;
+    run_one(m, (paged_engine_config){.kv_type = PAGED_KV_AUTO}, 0, &by_itself);
+    run_one(m, (paged_engine_config){.kv_type = (int32_t)wanted}, 0, &by_name);
+    same(&by_itself, &by_name);
+
+    static char texts[2][PAGED__FINGERPRINT_MAX];
+    for (int i = 0; i < 2; i++) {
+        paged__names names;
+        e = make(m, (paged_engine_config){.kv_type = i ? (int32_t)wanted : PAGED_KV_AUTO});
+        CHECK_EQ(type_of(e), wanted);
+        paged__fingerprint(e, (paged_type)e->config.kv_type, texts[i]);
+        paged__names_of(e, NULL, &names);
+        CHECK_EQ(names.kv[0], wanted);
+        paged_engine_free(e);
+    }
+    CHECK_STR(texts[0], texts[1]);
+    paged_model_free(m);
 }
 
 /* Alone, and among eight others of other lengths, some of which are cancelled. */
@@ -396,10 +464,9 @@ static void refuses(void) {
     const struct {
         paged_engine_config c;
         const char *says;
-    } wrong[] = {{{.block_size = 24}, "24"},        {{.block_size = 2048}, "2048"},
-                 {{.n_ctx = 1025}, "1025"},         {{.pool_bytes = 100}, "100"},
-                 {{.n_threads = -1}, "-1"},         {{.chunk_tokens = -5}, "-5"},
-                 {{.kv_type = (paged_type)9}, "9"}, {{.max_running = -1}, "-1"}};
+    } wrong[] = {{{.block_size = 24}, "24"},   {{.block_size = 2048}, "2048"}, {{.n_ctx = 1025}, "1025"},
+                 {{.pool_bytes = 100}, "100"}, {{.n_threads = -1}, "-1"},      {{.chunk_tokens = -5}, "-5"},
+                 {{.kv_type = 9}, "9"},        {{.kv_type = -2}, "-2"},        {{.max_running = -1}, "-1"}};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         paged_engine_config c = wrong[i].c;
         c.struct_size = sizeof c;
@@ -502,8 +569,7 @@ static void prefix_hit_is_cold_run(void) {
     for (int i = 0; i < N_SHAPES; i++) {
         paged_model *m = load_tiny(i);
         for (int type = i % 4; type < 4; type += test_long ? 1 : 4) {
-            const paged_engine_config c = {
-                .kv_type = (paged_type)type, .kv_plain = type == 1, .chunk_tokens = 40};
+            const paged_engine_config c = {.kv_type = type, .kv_plain = type == 1, .chunk_tokens = 40};
             paged_engine_config cold_config = c;
             cold_config.no_prefix_cache = true;
             paged_engine *cold = make(m, cold_config);
@@ -733,6 +799,8 @@ static void real_model(void) {
 #define TESTS(X)                                                                                             \
     X(same_bits)                                                                                             \
     X(decode_is_prefill)                                                                                     \
+    X(auto_is_by_the_flags)                                                                                  \
+    X(auto_is_a_type_behind_create)                                                                          \
     X(batch_is_alone)                                                                                        \
     X(warm_up_leaves_nothing)                                                                                \
     X(fork_is_fresh)                                                                                         \

@@ -41,7 +41,7 @@ static paged_model *load(void) {
 static paged_engine *make(const paged_model *m, const char *device, paged_type type, int32_t max_running) {
     const paged_engine_config c = {.struct_size = sizeof c,
                                    .n_ctx = N_PROMPT + N_NEW,
-                                   .kv_type = type,
+                                   .kv_type = (int32_t)type,
                                    .n_threads = 2,
                                    .max_running = max_running,
                                    .device = device};
@@ -150,6 +150,21 @@ static void generates_what_the_cpu_generates(void) {
     paged_model_free(m);
 }
 
+/* A device gains nothing by bf16, whatever the processor beside it has. */
+static void auto_is_f16_on_a_device(void) {
+    paged_model *m = load();
+    if (!m) return;
+    const paged_engine_config c = {
+        .struct_size = sizeof c, .n_ctx = 64, .kv_type = PAGED_KV_AUTO, .device = "opencl"};
+    paged_engine *e = NULL;
+    paged_engine_info info;
+    CHECK_EQ(paged_engine_create(m, &c, &e, NULL), PAGED_OK);
+    paged_engine_get_info(e, &info);
+    CHECK_EQ(info.kv_type, PAGED_TYPE_F16);
+    paged_engine_free(e);
+    paged_model_free(m);
+}
+
 static void a_device_that_is_not_there_is_a_status(void) {
     paged_model *m = load();
     if (!m) return;
@@ -174,5 +189,8 @@ static void a_device_that_is_not_there_is_a_status(void) {
     paged_model_free(m);
 }
 
-#define TESTS(X) X(generates_what_the_cpu_generates) X(a_device_that_is_not_there_is_a_status)
+#define TESTS(X)                                                                                             \
+    X(generates_what_the_cpu_generates)                                                                      \
+    X(auto_is_f16_on_a_device)                                                                               \
+    X(a_device_that_is_not_there_is_a_status)
 TEST_MAIN(TESTS)

@@ -87,9 +87,10 @@ static void same_bits_whatever_happens(void) {
         paged_type type;
     } cases[] = {{64, 2, 512, 960, PAGED_TYPE_F16}, {64, 1, 100, 960, PAGED_TYPE_I8}};
     for (size_t c = 0; c < (test_long ? 2 : 1); c++) {
-        paged_engine *e =
-            make(m, (paged_engine_config){
-                        .n_threads = 2, .kv_type = cases[c].type, .block_size = 16, .no_prefix_cache = true});
+        paged_engine *e = make(m, (paged_engine_config){.n_threads = 2,
+                                                        .kv_type = (int32_t)cases[c].type,
+                                                        .block_size = 16,
+                                                        .no_prefix_cache = true});
         for (int32_t i = 0, n_active = 1; i < N_REQUESTS; i++, n_active = 1) {
             const uint64_t id = submit(e, i);
             while (n_active) CHECK_EQ(paged_engine_step(e, &n_active, NULL), PAGED_OK);
@@ -101,7 +102,7 @@ static void same_bits_whatever_happens(void) {
         e = make(m,
                  (paged_engine_config){.n_threads = cases[c].n_threads,
                                        .chunk_tokens = cases[c].chunk,
-                                       .kv_type = cases[c].type,
+                                       .kv_type = (int32_t)cases[c].type,
                                        .block_size = cases[c].block_size,
                                        .max_running = N_REQUESTS,
                                        .max_waiting = N_REQUESTS,
@@ -141,7 +142,8 @@ static void stores_give_the_same_bits(void) {
     const paged_store store = memory_as_store(memory);
     const paged_type types[] = {PAGED_TYPE_F16, PAGED_TYPE_I8};
     for (int t = 0; t < (test_long ? 2 : 1); t++) {
-        paged_engine_config c = {.n_threads = 2, .kv_type = types[t], .stores = &store, .n_stores = 1};
+        paged_engine_config c = {
+            .n_threads = 2, .kv_type = (int32_t)types[t], .stores = &store, .n_stores = 1};
         for (int round = 0; round < 2; round++) {
             paged_engine *e = make(m, c);
             const uint64_t id = submit(e, 1);

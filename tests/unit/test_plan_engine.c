@@ -8,7 +8,7 @@
 static void compare(const paged_model *model, const paged_engine_config *config) {
     const paged_shape *shape = paged_shape_find("smollm2-135m");
     paged_group_config group = shape->groups[0];
-    group.type = config->kv_type;
+    group.type = (paged_type)config->kv_type;
     paged_plan plan;
     CHECK_EQ(paged_plan_init(&plan, PAGED_PLAN_PAGED, &group, 1, config->block_size, config->n_ctx, NULL),
              PAGED_OK);
@@ -48,7 +48,7 @@ static void smollm2_takes_what_is_planned(void) {
                 compare(model, &(paged_engine_config){.struct_size = sizeof(paged_engine_config),
                                                       .n_ctx = 100 * n + 3,
                                                       .block_size = block_sizes[b],
-                                                      .kv_type = (paged_type)type,
+                                                      .kv_type = type,
                                                       .kv_plain = !packs,
                                                       .max_running = n,
                                                       .chunk_tokens = 16,

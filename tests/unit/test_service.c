@@ -703,6 +703,24 @@ static void refusals(void) {
     paged_service_free(NULL);
 }
 
+static void get_info(paged_engine *e, void *user) {
+    paged_engine_get_info(e, user);
+}
+
+/* NULL is the defaults, so keys and values are of the type that is fastest here; what is zero is f16. */
+static void defaults(void) {
+    const paged_service_config zero = {.struct_size = sizeof zero}, *const configs[] = {NULL, &zero};
+    const paged_type types[] = {paged_engine_kv_type(PAGED_KV_AUTO, NULL, shape.head_dim), PAGED_TYPE_F16};
+    for (int i = 0; i < 2; i++) {
+        paged_service *s = NULL;
+        paged_engine_info info;
+        CHECK_EQ(paged_service_create(model, configs[i], &s, NULL), PAGED_OK);
+        paged_service_call(s, get_info, &info);
+        CHECK_EQ(info.kv_type, types[i]);
+        paged_service_free(s);
+    }
+}
+
 static void counted(void) {
     paged_model_free(model);
     model = NULL;
@@ -720,6 +738,7 @@ static void counted(void) {
     X(nothing_waits_for_a_step)                                                                              \
     X(free_with_work)                                                                                        \
     X(refusals)                                                                                              \
+    X(defaults)                                                                                              \
     X(counted)
 
 int main(int argc, char **argv) {
