@@ -1,0 +1,526 @@
+/* attn_amx.c: the kernels of ops.h for bf16 with Intel AMX, whose TDPBF16PS multiplies up to 16 rows of 32
+ * bf16 by 32 × 16 of them, into 16 × 16 floats. A row of a product depends on that row alone, and so do the
+ * sums of its instruction: rows are configured, 1 … 16 at a time, and bits do not depend on how many.
+ *
+ * The packed layout is what it wants: of K, 16 lines of a tile (32 elements of 16 tokens); of V, 16 elements
+ * of the 16 pairs of tokens of a group of two tiles, if these lie one behind the other, as they do in a block
+ * of at least 32 tokens. Otherwise the group is copied.
+ *
+ * qk: rows × 4 tiles; a chain of chunks of 32 elements, the last one shorter where head_dim_k wants it.
+ * pv: rows × 64 elements; a chain of groups of 32 tokens. A weight of zero times any finite value changes
+ *     nothing, so it is enough that tokens which no row sees are zero, in a copy, and that what some rows see
+ *     and others do not is finite. Where it is not, rows that see the same are worked on apart.
+ *
+ * While tiles are multiplied, the vector units are free for weights: where rows are many, the scores of a block
+ * of 16 rows, the weights of the one before and the values of the one before that are computed side by side.
+ *
+ * q and p are those of weights_bf16.h. TDPBF16PS also takes denormals for zero.
+ */
+#include <immintrin.h>
+
+#include "ops/ops.h"
+#include "ops/scores.h"
+#include "ops/weights_bf16.h"
+
+enum {
+    ROWS = 16,  /* of a tile register at most */
+    LINE = 64,  /* bytes of such a row at most */
+    LINES = 16, /* of K or V in one product */
+    GROUP = 32, /* tokens of one product of values */
+    GROUPS = PAGED_ATTN_STEP / GROUP,
+    GROUP_TILES = GROUP / PAGED_TILE,
+    PAIRS = PAGED_TILE / 2 /* lines of a tile of V for 16 elements */
+};
+
+/* ---- tile registers ---- */
+
+/* 0 … 3 are sums, 4 is of q or p, 5 of K or V; 6 and 7 are like 4 and 5 in the last chunk of scores. In words
+ * of the assembler: compilers' own functions differ in what they say about memory. */
+#define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t : :)
+#define TILE_LOAD(t, at, stride)                                                                             \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t : : "r"(at), "r"((int64_t)(stride)) : "memory")
+#define TILE_STORE(t, at, stride)                                                                            \
+    __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" : : "r"(at), "r"((int64_t)(stride)) : "memory")
+#define TILE_DOT(sum, rows, lines)                                                                           \
+    __asm__ volatile("tdpbf16ps %%tmm" #lines ", %%tmm" #rows ", %%tmm" #sum : :)
+
+typedef struct tile_shapes {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t n_rows[16];
+} tile_shapes;
+
+/* For n rows of q or p; the last chunk of K has so many lines. Clears all. */
+static void configure(int32_t n, int32_t last_lines) {
+    uint8_t rows = (uint8_t)n, last = (uint8_t)last_lines;
+    const tile_shapes shapes = {
+        .palette = 1,
+        .row_bytes = {LINE, LINE, LINE, LINE, LINE, LINE, (uint16_t)(4 * last), LINE},
+        .n_rows = {rows, rows, rows, rows, rows, LINES, rows, last},
+    };
+    __asm__ volatile("ldtilecfg %0" : : "m"(shapes));
+}
+
+static void release(void) {
+    __asm__ volatile("tilerelease" : :);
+}
+
+static int32_t k_lines(const paged__step *step) {
+    return (step->head_dim_k + 1) / 2;
+}
+
+/* Chunks of 16 lines of K, and the lines of the last. */
+static int32_t n_chunks(const paged__step *step) {
+    return (k_lines(step) + LINES - 1) / LINES;
+}
+
+static int32_t last_lines(const paged__step *step) {
+    return k_lines(step) - (n_chunks(step) - 1) * LINES;
+}
+
+static void configure_rows(const paged__step *step, int32_t n) {
+    configure(n, last_lines(step));
+}
+
+/* ---- prefetching ---- */
+
+/* With few rows: lines of two tiles, one after the other, at two distances ahead. */
+typedef struct stream {
+    const uint8_t *near[2], *far[2];
+    int32_t line, tile_lines;
+} stream;
+
+/* `skip`: how many tiles, from the one at hand on, are worked on at once. */
+static stream stream_of(const paged__tiles *tiles, int32_t tile, int32_t tile_lines, int32_t skip) {
+    stream f = {.tile_lines = tile_lines};
+    int32_t bytes = tile_lines * LINE;
+    for (int32_t i = 0; i < 2; i++) {
+        f.near[i] = paged__tile_ahead(tiles, tile, PAGED__NEAR_BYTES + (skip - 1 + i) * bytes, bytes);
+        f.far[i] = paged__tile_ahead(tiles, tile, PAGED__FAR_BYTES + (skip - 1 + i) * bytes, bytes);
+    }
+    return f;
+}
+
+/* The next n lines, of the `of` first tiles. */
+INLINE void fetch_stream(stream *f, int32_t n, const int32_t of) {
+    for (int32_t end = PAGED_MIN(f->line + n, of * f->tile_lines); f->line < end; f->line++) {
+        int32_t i = f->line >= f->tile_lines, at = (f->line - i * f->tile_lines) * LINE;
+        _mm_prefetch((const char *)f->near[i] + at, _MM_HINT_T1);
+        _mm_prefetch((const char *)f->far[i] + at, _MM_HINT_T1);
+    }
+}
+
+/* With many rows: lines of K and then V of the next call, some at a time. */
+typedef struct bringer {
+    const paged__tiles *tiles[2];
+    int32_t kv, tile, line, rate;
+} bringer;
+
+static void bring(bringer *b) {
+    for (int32_t i = 0; i < b->rate && b->kv < 2; i++) {
+        const paged__tiles *tiles = b->tiles[b->kv];
+        _mm_prefetch((const char *)tiles->next[b->tile] + b->line * LINE, _MM_HINT_T1);
+        if (++b->line < tiles->next_lines) continue;
+        b->line = 0;
+        if (++b->tile < tiles->n_next) continue;
+        b->tile = 0;
+        b->kv++;
+    }
+}
+
+static bringer bringer_of(const paged__step *step, int32_t n_times) {
+    bringer b = {.tiles = {&step->k, &step->v}};
+    int32_t n = step->k.n_next * step->k.next_lines + step->v.n_next * step->v.next_lines;
+    if (step->k.next_lines > 0 && step->v.next_lines > 0) b.rate = (n + n_times - 1) / n_times;
+    return b;
+}
+
+/* ---- beside tiles ---- */
+
+/* With many rows, what vector units do meanwhile: weights of rows of another block, a few at a time. */
+typedef struct beside {
+    const paged__step *step;
+    float *s;
+    uint8_t *p; /* of the next row, as s */
+    int32_t row, end;
+    int32_t due, n_rows, n_times; /* n_rows of rows are due in n_times */
+    bringer bring;
+} beside;
+
+static void weigh(beside *w, int32_t n) {
+    softmax_rows(w->step, w->s, w->p, w->row, w->row + n);
+    w->row += n;
+    w->s += n * PAGED_ATTN_STEP;
+    w->p += n * w->step->p_stride;
+}
+
+static __attribute__((noinline)) void do_beside(beside *w) {
+    int32_t n = 0;
+    for (w->due += w->n_rows; w->due >= w->n_times; w->due -= w->n_times) n++;
+    weigh(w, PAGED_MIN(n, w->end - w->row));
+    bring(&w->bring);
+}
+
+/* ---- scores ---- */
+
+/* A chunk of the scores of the rows at q with n_tiles tiles. */
+#define QK_CHUNK(rows, lines)                                                                                \
+    do {                                                                                                     \
+        TILE_LOAD(rows, q + at, step->q_stride);                                                             \
+        TILE_LOAD(lines, k[0] + at * LINES, LINE);                                                           \
+        TILE_DOT(0, rows, lines);                                                                            \
+        if (n_tiles > 1) {                                                                                   \
+            TILE_LOAD(lines, k[1] + at * LINES, LINE);                                                       \
+            TILE_DOT(1, rows, lines);                                                                        \
+        }                                                                                                    \
+        if (n_tiles > 2) {                                                                                   \
+            TILE_LOAD(lines, k[2] + at * LINES, LINE);                                                       \
+            TILE_DOT(2, rows, lines);                                                                        \
+        }                                                                                                    \
+        if (n_tiles > 3) {                                                                                   \
+            TILE_LOAD(lines, k[3] + at * LINES, LINE);                                                       \
+            TILE_DOT(3, rows, lines);                                                                        \
+        }                                                                                                    \
+    } while (0)
+
+/* Rows from r on, as many as are configured, with n_tiles tiles from `tile` on; their scores go to s. */
+INLINE void qk_tiles(const paged__step *step, beside *w, int32_t r, float *s, int32_t tile,
+                     const int n_tiles) {
+    const uint8_t *q = step->q + r * step->q_stride, *k[4];
+    for (int32_t j = 0; j < n_tiles; j++) k[j] = step->k.at[tile + j];
+    s += tile * PAGED_TILE;
+    TILE_ZERO(0);
+    if (n_tiles > 1) TILE_ZERO(1);
+    if (n_tiles > 2) TILE_ZERO(2);
+    if (n_tiles > 3) TILE_ZERO(3);
+    int64_t at = 0, end = (n_chunks(step) - 1) * (int64_t)LINE;
+    for (; at < end; at += LINE) {
+        QK_CHUNK(4, 5);
+        if (w) do_beside(w);
+    }
+    QK_CHUNK(6, 7);
+    const int64_t s_bytes = PAGED_ATTN_STEP * (int64_t)sizeof(float);
+    TILE_STORE(0, s, s_bytes);
+    if (n_tiles > 1) TILE_STORE(1, s + PAGED_TILE, s_bytes);
+    if (n_tiles > 2) TILE_STORE(2, s + 2 * PAGED_TILE, s_bytes);
+    if (n_tiles > 3) TILE_STORE(3, s + 3 * PAGED_TILE, s_bytes);
+    if (w) do_beside(w);
+}
+
+/* The rows r … r + n - 1 with the tiles that they see. */
+INLINE void qk_rows(const paged__step *step, beside *w, int32_t r, int32_t n, float *s) {
+    int32_t first = step->seen[r].first / PAGED_TILE, end = step->seen[r + n - 1].end;
+    switch ((end + PAGED_TILE - 1) / PAGED_TILE - first) {
+    case 1:
+        qk_tiles(step, w, r, s, first, 1);
+        break;
+    case 2:
+        qk_tiles(step, w, r, s, first, 2);
+        break;
+    case 3:
+        qk_tiles(step, w, r, s, first, 3);
+        break;
+    default:
+        qk_tiles(step, w, r, s, 0, 4);
+        break;
+    }
+}
+
+/* Few rows: tile after tile, line after line. */
+static void qk_few(const paged__step *step) {
+    const int n_tiles = 1;
+    const uint8_t *q = step->q, *k[1];
+    int32_t last = (step->seen[step->n_rows - 1].end - 1) / PAGED_TILE;
+    configure_rows(step, step->n_rows);
+    for (int32_t tile = step->seen[0].first / PAGED_TILE; tile <= last; tile++) {
+        stream f = stream_of(&step->k, tile, k_lines(step), 1);
+        int64_t at = 0, end = (n_chunks(step) - 1) * (int64_t)LINE;
+        k[0] = step->k.at[tile];
+        TILE_ZERO(0);
+        for (; at < end; at += LINE) {
+            QK_CHUNK(4, 5);
+            fetch_stream(&f, LINES, 1);
+        }
+        QK_CHUNK(6, 7);
+        fetch_stream(&f, LINES, 1);
+        TILE_STORE(0, step->s + tile * PAGED_TILE, PAGED_ATTN_STEP * sizeof(float));
+    }
+    release();
+}
+
+static void qk(const paged__step *step) {
+    if (step->n_rows <= PAGED__FEW_ROWS) {
+        qk_few(step);
+        return;
+    }
+    for (int32_t r = 0, n, configured = 0; r < step->n_rows; r += n) {
+        n = PAGED_MIN(step->n_rows - r, ROWS);
+        if (n != configured) configure_rows(step, configured = n);
+        qk_rows(step, NULL, r, n, step->s + r * PAGED_ATTN_STEP);
+    }
+    release();
+}
+
+/* ---- values ---- */
+
+/* Where the lines of V lie: pairs of tokens of a group are `stride` bytes apart. `room` is for copies. */
+typedef struct values {
+    const uint8_t *at[GROUPS];
+    int64_t stride[GROUPS];
+    _Alignas(64) uint8_t room[GROUPS][LINES * PAGED_HEAD_DIM_MAX * 4];
+} values;
+
+/* The 16-bit halves that are token 2 i or 2 i + 1 of the step, if it lies in `seen`. */
+INLINE __mmask32 halves_of(paged__range seen, int32_t i) {
+    return (uint32_t)(paged__seen_mask(seen) >> 2 * i & 3) * 0x55555555u;
+}
+
+INLINE const uint8_t *v_pair(const paged__step *step, int32_t i) {
+    return (const uint8_t *)step->v.at[i / PAIRS] + i % PAIRS * (int64_t)step->head_dim_v * 4;
+}
+
+/* What is there of the 16 pairs from element d on. */
+INLINE __mmask16 mask_at(int32_t dv, int32_t d) {
+    return (__mmask16)(0xffffu >> (16 - PAGED_MIN(dv - d, 16)));
+}
+
+/* Zero where a token is not seen, and behind the last element. */
+static void copy_group(const paged__step *step, int32_t g, paged__range seen, uint8_t *to, int64_t stride) {
+    int32_t dv = step->head_dim_v;
+    for (int32_t i = g * LINES; i < (g + 1) * LINES; i++, to += stride) {
+        const __mmask32 halves = halves_of(seen, i);
+        const uint8_t *from = v_pair(step, i);
+        for (int32_t d = 0; d < dv; d += 16) {
+            __m512i pairs = _mm512_setzero_si512();
+            if (halves) pairs = _mm512_maskz_loadu_epi32(mask_at(dv, d), from + d * 4);
+            _mm512_store_si512(to + d * 4, _mm512_maskz_mov_epi16(halves, pairs));
+        }
+    }
+}
+
+/* Of the tokens in `seen`, for rows that see nothing else. */
+static void find_values(const paged__step *step, paged__range seen, values *v) {
+    int64_t tile_bytes = PAGED_TILE * 2 * (int64_t)step->head_dim_v;
+    for (int32_t g = seen.first / GROUP; g * GROUP < seen.end; g++) {
+        const uint8_t *first = step->v.at[g * GROUP_TILES], *second = step->v.at[g * GROUP_TILES + 1];
+        bool is_whole = seen.first <= g * GROUP && seen.end >= (g + 1) * GROUP;
+        v->at[g] = first;
+        v->stride[g] = step->head_dim_v * (int64_t)4;
+        if (is_whole && second == first + tile_bytes && step->head_dim_v % 16 == 0) continue;
+        v->at[g] = v->room[g];
+        v->stride[g] = step->o_floats * (int64_t)4;
+        copy_group(step, g, seen, v->room[g], v->stride[g]);
+    }
+}
+
+/* Neither Inf nor NaN in the tokens of `range`. */
+static bool are_finite(const paged__step *step, paged__range range) {
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    __mmask32 found = 0;
+    int32_t dv = step->head_dim_v;
+    for (int32_t i = range.first / 2; 2 * i < range.end; i++) {
+        const __mmask32 halves = halves_of(range, i);
+        const uint8_t *at = v_pair(step, i);
+        for (int32_t d = 0; d < dv; d += 16) {
+            __m512i pairs = _mm512_maskz_loadu_epi32(mask_at(dv, d), at + d * 4);
+            pairs = _mm512_and_si512(pairs, exponent);
+            found |= _mm512_mask_cmpeq_epi16_mask(halves, pairs, exponent);
+        }
+    }
+    return found == 0;
+}
+
+/* What all rows see, and whether it is finite where not all of them see it. */
+static bool find_common(const paged__step *step, paged__range *all) {
+    paged__range low = step->seen[0], high = step->seen[step->n_rows - 1];
+    *all = (paged__range){low.first, high.end};
+    return (high.first == low.first ||
+            are_finite(step, (paged__range){low.first, PAGED_MIN(high.first, high.end)})) &&
+           (high.end == low.end || are_finite(step, (paged__range){PAGED_MAX(low.end, low.first), high.end}));
+}
+
+/* Rows from r on, as many as are configured, with weights at p; 16 * n elements from d on. */
+INLINE void pv_columns(const paged__step *step, const values *v, beside *w, stream *f, paged__range groups,
+                       int32_t r, const uint8_t *p, int32_t d, const int n) {
+    const int64_t o_bytes = step->o_stride * (int64_t)sizeof(float);
+    float *o = step->o + r * step->o_stride + d;
+    TILE_LOAD(0, o, o_bytes);
+    if (n > 1) TILE_LOAD(1, o + 16, o_bytes);
+    if (n > 2) TILE_LOAD(2, o + 32, o_bytes);
+    if (n > 3) TILE_LOAD(3, o + 48, o_bytes);
+    for (int32_t g = groups.first; g < groups.end; g++) {
+        const uint8_t *at = v->at[g] + d * 4;
+        const int64_t stride = v->stride[g];
+        TILE_LOAD(4, p + g * LINE, step->p_stride);
+        TILE_LOAD(5, at, stride);
+        TILE_DOT(0, 4, 5);
+        if (f) fetch_stream(f, LINES, GROUP_TILES);
+        if (n > 1) {
+            TILE_LOAD(5, at + LINE, stride);
+            TILE_DOT(1, 4, 5);
+            if (f) fetch_stream(f, LINES, GROUP_TILES);
+        }
+        if (n > 2) {
+            TILE_LOAD(5, at + 2 * LINE, stride);
+            TILE_DOT(2, 4, 5);
+            if (f) fetch_stream(f, LINES, GROUP_TILES);
+        }
+        if (n > 3) {
+            TILE_LOAD(5, at + 3 * LINE, stride);
+            TILE_DOT(3, 4, 5);
+            if (f) fetch_stream(f, LINES, GROUP_TILES);
+        }
+        if (w) do_beside(w);
+    }
+    TILE_STORE(0, o, o_bytes);
+    if (n > 1) TILE_STORE(1, o + 16, o_bytes);
+    if (n > 2) TILE_STORE(2, o + 32, o_bytes);
+    if (n > 3) TILE_STORE(3, o + 48, o_bytes);
+}
+
+INLINE void pv_rows(const paged__step *step, const values *v, beside *w, stream *f, paged__range groups,
+                    int32_t r, const uint8_t *p) {
+    for (int32_t d = 0, n; d < step->o_floats; d += 16 * n) {
+        n = paged__next_rows((step->o_floats - d) / 16, 4);
+        switch (n) {
+        case 1:
+            pv_columns(step, v, w, f, groups, r, p, d, 1);
+            break;
+        case 2:
+            pv_columns(step, v, w, f, groups, r, p, d, 2);
+            break;
+        case 3:
+            pv_columns(step, v, w, f, groups, r, p, d, 3);
+            break;
+        default:
+            pv_columns(step, v, w, f, groups, r, p, d, 4);
+            break;
+        }
+    }
+}
+
+/* The groups that some of the rows r … r + n - 1 see. */
+static paged__range groups_of(const paged__step *step, int32_t r, int32_t n) {
+    return (paged__range){step->seen[r].first / GROUP, (step->seen[r + n - 1].end + GROUP - 1) / GROUP};
+}
+
+/* Few rows, the rows r … r + n - 1: group after group. */
+static void pv_few(const paged__step *step, const values *v, int32_t r, int32_t n) {
+    paged__range groups = groups_of(step, r, n);
+    configure_rows(step, n);
+    for (int32_t g = groups.first; g < groups.end; g++) {
+        stream f = stream_of(&step->v, g * GROUP_TILES, (step->head_dim_v + 1) / 2, GROUP_TILES);
+        pv_rows(step, v, NULL, &f, (paged__range){g, g + 1}, r, step->p + r * step->p_stride);
+    }
+    release();
+}
+
+static void pv_many(const paged__step *step, const values *v, int32_t r, int32_t end) {
+    for (int32_t n, configured = 0; r < end; r += n) {
+        n = PAGED_MIN(end - r, ROWS);
+        if (n != configured) configure_rows(step, configured = n);
+        pv_rows(step, v, NULL, NULL, groups_of(step, r, n), r, step->p + r * step->p_stride);
+    }
+    release();
+}
+
+static void pv(const paged__step *step) {
+    values v;
+    paged__range seen;
+    bool is_common = find_common(step, &seen);
+    /* Otherwise apart: rows that see the same. */
+    for (int32_t r = 0, end = step->n_rows; r < step->n_rows; r = end, end = step->n_rows) {
+        if (!is_common) {
+            seen = step->seen[r];
+            for (end = r; end < step->n_rows && step->seen[end].first == seen.first &&
+                          step->seen[end].end == seen.end;)
+                end++;
+        }
+        find_values(step, seen, &v);
+        if (step->n_rows <= PAGED__FEW_ROWS)
+            pv_few(step, &v, r, end - r);
+        else
+            pv_many(step, &v, r, end);
+    }
+}
+
+/* ---- all three, of many rows ---- */
+
+static int32_t block_rows(const paged__step *step, int32_t block) {
+    return PAGED_MIN(step->n_rows - block * ROWS, ROWS);
+}
+
+/* Scores and weights of two blocks are at hand, at the begin of their arrays, where they stay in L1. */
+static float *block_s(const paged__step *step, int32_t block) {
+    return step->s + block % 2 * ROWS * PAGED_ATTN_STEP;
+}
+
+static uint8_t *block_p(const paged__step *step, int32_t block) {
+    return step->p + block % 2 * ROWS * step->p_stride;
+}
+
+static void set_rows(const paged__step *step, int32_t n, int32_t *configured) {
+    if (n != *configured) configure_rows(step, *configured = n);
+}
+
+static void attend_blocks(const paged__step *step, const values *v) {
+    int32_t n = paged__n_blocks(step, ROWS), configured = 0;
+    int32_t n_times = n_chunks(step) + GROUPS * ((step->o_floats / 16 + 3) / 4);
+    beside w = {.step = step, .n_times = n_times, .bring = bringer_of(step, n * n_times)};
+    set_rows(step, block_rows(step, 0), &configured);
+    qk_rows(step, NULL, 0, configured, block_s(step, 0));
+    for (int32_t block = 0; block <= n; block++) {
+        w.s = block_s(step, block);
+        w.p = block_p(step, block);
+        w.row = block * ROWS;
+        w.n_rows = block < n ? block_rows(step, block) : 0;
+        w.end = w.row + w.n_rows;
+        w.due = 0;
+        if (block + 1 < n) {
+            set_rows(step, block_rows(step, block + 1), &configured);
+            qk_rows(step, &w, w.end, configured, block_s(step, block + 1));
+        }
+        if (block > 0) {
+            int32_t r = (block - 1) * ROWS;
+            set_rows(step, block_rows(step, block - 1), &configured);
+            pv_rows(step, v, &w, NULL, groups_of(step, r, configured), r, block_p(step, block - 1));
+        }
+        weigh(&w, w.end - w.row);
+    }
+    release();
+}
+
+static void attend(const paged__step *step) {
+    values v;
+    paged__range seen;
+    if (find_common(step, &seen)) {
+        find_values(step, seen, &v);
+        attend_blocks(step, &v);
+        return;
+    }
+    qk(step);
+    softmax(step);
+    pv(step);
+}
+
+const paged__type_kernels paged__amx_bf16 = {.q_bytes = q_bytes,
+                                             .p_bytes = P_BYTES,
+                                             .load_q = load_q,
+                                             .qk = qk,
+                                             .softmax = softmax,
+                                             .pv = pv,
+                                             .attend = attend,
+                                             .pack_k = paged__pack_k_bf16_avx512,
+                                             .pack_v = paged__pack_v_bf16_avx512,
+                                             .to_f32 = paged__to_f32_bf16_avx512,
+                                             .from_f32 = paged__from_f32_bf16_avx512};
+
+const paged__kernels paged__kernels_amx = {.name = "amx",
+                                           .of = {[PAGED_TYPE_F16] = &paged__avx512_f16,
+                                                  [PAGED_TYPE_F32] = &paged__avx512_f32,
+                                                  [PAGED_TYPE_BF16] = &paged__amx_bf16,
+                                                  [PAGED_TYPE_I8] = &paged__avx512_vnni_i8},
+                                           .merge = paged__merge_avx512,
+                                           .divide = paged__divide_avx512,
+                                           .softcap = paged__softcap,
+                                           .alibi = paged__alibi};
