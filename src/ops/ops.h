@@ -91,6 +91,7 @@ typedef struct paged__type_kernels {
     /* All three, with the same bits, of more than PAGED__FEW_ROWS rows. `next` are then the tiles of the next
      * call. NULL: one after the other. */
     void (*attend)(const paged__step *step);
+    void (*end)(void); /* after the last of these calls of a run, on its thread; NULL: nothing to be done */
 
     /* A tile as an f32 tile, for kernels that convert: with many rows it is cheaper to do it once, and call
      * the kernels of f32, whose q and p these then share. NULL: kernels work on the type itself. */

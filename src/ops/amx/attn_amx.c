@@ -11,9 +11,6 @@
  *     nothing, so it is enough that tokens which no row sees are zero, in a copy, and that what some rows see
  *     and others do not is finite. Where it is not, rows that see the same are worked on apart.
  *
- * While tiles are multiplied, the vector units are free for weights: where rows are many, the scores of a block
- * of 16 rows, the weights of the one before and the values of the one before that are computed side by side.
- *
  * q and p are those of weights_bf16.h. TDPBF16PS also takes denormals for zero.
  */
 #include <immintrin.h>
@@ -50,7 +47,8 @@ typedef struct tile_shapes {
     uint8_t n_rows[16];
 } tile_shapes;
 
-/* For n rows of q or p; the last chunk of K has so many lines. Clears all. */
+/* For n rows of q or p; the last chunk of K has so many lines. What is in tiles is lost or stays. To load
+ * shapes takes nearly 200 cycles, to look at those that are loaded 20. */
 static void configure(int32_t n, int32_t last_lines) {
     uint8_t rows = (uint8_t)n, last = (uint8_t)last_lines;
     const tile_shapes shapes = {
@@ -58,10 +56,12 @@ static void configure(int32_t n, int32_t last_lines) {
         .row_bytes = {LINE, LINE, LINE, LINE, LINE, LINE, (uint16_t)(4 * last), LINE},
         .n_rows = {rows, rows, rows, rows, rows, LINES, rows, last},
     };
-    __asm__ volatile("ldtilecfg %0" : : "m"(shapes));
+    tile_shapes loaded;
+    __asm__ volatile("sttilecfg %0" : "=m"(loaded));
+    if (memcmp(&loaded, &shapes, sizeof shapes) != 0) __asm__ volatile("ldtilecfg %0" : : "m"(shapes));
 }
 
-static void release(void) {
+static void end(void) {
     __asm__ volatile("tilerelease" : :);
 }
 
@@ -135,32 +135,6 @@ static bringer bringer_of(const paged__step *step, int32_t n_times) {
     return b;
 }
 
-/* ---- beside tiles ---- */
-
-/* With many rows, what vector units do meanwhile: weights of rows of another block, a few at a time. */
-typedef struct beside {
-    const paged__step *step;
-    float *s;
-    uint8_t *p; /* of the next row, as s */
-    int32_t row, end;
-    int32_t due, n_rows, n_times; /* n_rows of rows are due in n_times */
-    bringer bring;
-} beside;
-
-static void weigh(beside *w, int32_t n) {
-    softmax_rows(w->step, w->s, w->p, w->row, w->row + n);
-    w->row += n;
-    w->s += n * PAGED_ATTN_STEP;
-    w->p += n * w->step->p_stride;
-}
-
-static __attribute__((noinline)) void do_beside(beside *w) {
-    int32_t n = 0;
-    for (w->due += w->n_rows; w->due >= w->n_times; w->due -= w->n_times) n++;
-    weigh(w, PAGED_MIN(n, w->end - w->row));
-    bring(&w->bring);
-}
-
 /* ---- scores ---- */
 
 /* A chunk of the scores of the rows at q with n_tiles tiles. */
@@ -184,7 +158,7 @@ static __attribute__((noinline)) void do_beside(beside *w) {
     } while (0)
 
 /* Rows from r on, as many as are configured, with n_tiles tiles from `tile` on; their scores go to s. */
-INLINE void qk_tiles(const paged__step *step, beside *w, int32_t r, float *s, int32_t tile,
+INLINE void qk_tiles(const paged__step *step, bringer *b, int32_t r, float *s, int32_t tile,
                      const int n_tiles) {
     const uint8_t *q = step->q + r * step->q_stride, *k[4];
     for (int32_t j = 0; j < n_tiles; j++) k[j] = step->k.at[tile + j];
@@ -196,7 +170,7 @@ INLINE void qk_tiles(const paged__step *step, beside *w, int32_t r, float *s, in
     int64_t at = 0, end = (n_chunks(step) - 1) * (int64_t)LINE;
     for (; at < end; at += LINE) {
         QK_CHUNK(4, 5);
-        if (w) do_beside(w);
+        if (b) bring(b);
     }
     QK_CHUNK(6, 7);
     const int64_t s_bytes = PAGED_ATTN_STEP * (int64_t)sizeof(float);
@@ -204,24 +178,24 @@ INLINE void qk_tiles(const paged__step *step, beside *w, int32_t r, float *s, in
     if (n_tiles > 1) TILE_STORE(1, s + PAGED_TILE, s_bytes);
     if (n_tiles > 2) TILE_STORE(2, s + 2 * PAGED_TILE, s_bytes);
     if (n_tiles > 3) TILE_STORE(3, s + 3 * PAGED_TILE, s_bytes);
-    if (w) do_beside(w);
+    if (b) bring(b);
 }
 
 /* The rows r … r + n - 1 with the tiles that they see. */
-INLINE void qk_rows(const paged__step *step, beside *w, int32_t r, int32_t n, float *s) {
+INLINE void qk_rows(const paged__step *step, bringer *b, int32_t r, int32_t n, float *s) {
     int32_t first = step->seen[r].first / PAGED_TILE, end = step->seen[r + n - 1].end;
     switch ((end + PAGED_TILE - 1) / PAGED_TILE - first) {
     case 1:
-        qk_tiles(step, w, r, s, first, 1);
+        qk_tiles(step, b, r, s, first, 1);
         break;
     case 2:
-        qk_tiles(step, w, r, s, first, 2);
+        qk_tiles(step, b, r, s, first, 2);
         break;
     case 3:
-        qk_tiles(step, w, r, s, first, 3);
+        qk_tiles(step, b, r, s, first, 3);
         break;
     default:
-        qk_tiles(step, w, r, s, 0, 4);
+        qk_tiles(step, b, r, s, 0, 4);
         break;
     }
 }
@@ -245,7 +219,6 @@ static void qk_few(const paged__step *step) {
         fetch_stream(&f, LINES, 1);
         TILE_STORE(0, step->s + tile * PAGED_TILE, PAGED_ATTN_STEP * sizeof(float));
     }
-    release();
 }
 
 static void qk(const paged__step *step) {
@@ -258,7 +231,6 @@ static void qk(const paged__step *step) {
         if (n != configured) configure_rows(step, configured = n);
         qk_rows(step, NULL, r, n, step->s + r * PAGED_ATTN_STEP);
     }
-    release();
 }
 
 /* ---- values ---- */
@@ -340,7 +312,7 @@ static bool find_common(const paged__step *step, paged__range *all) {
 }
 
 /* Rows from r on, as many as are configured, with weights at p; 16 * n elements from d on. */
-INLINE void pv_columns(const paged__step *step, const values *v, beside *w, stream *f, paged__range groups,
+INLINE void pv_columns(const paged__step *step, const values *v, bringer *b, stream *f, paged__range groups,
                        int32_t r, const uint8_t *p, int32_t d, const int n) {
     const int64_t o_bytes = step->o_stride * (int64_t)sizeof(float);
     float *o = step->o + r * step->o_stride + d;
@@ -370,7 +342,7 @@ INLINE void pv_columns(const paged__step *step, const values *v, beside *w, stre
             TILE_DOT(3, 4, 5);
             if (f) fetch_stream(f, LINES, GROUP_TILES);
         }
-        if (w) do_beside(w);
+        if (b) bring(b);
     }
     TILE_STORE(0, o, o_bytes);
     if (n > 1) TILE_STORE(1, o + 16, o_bytes);
@@ -378,22 +350,22 @@ INLINE void pv_columns(const paged__step *step, const values *v, beside *w, stre
     if (n > 3) TILE_STORE(3, o + 48, o_bytes);
 }
 
-INLINE void pv_rows(const paged__step *step, const values *v, beside *w, stream *f, paged__range groups,
+INLINE void pv_rows(const paged__step *step, const values *v, bringer *b, stream *f, paged__range groups,
                     int32_t r, const uint8_t *p) {
     for (int32_t d = 0, n; d < step->o_floats; d += 16 * n) {
         n = paged__next_rows((step->o_floats - d) / 16, 4);
         switch (n) {
         case 1:
-            pv_columns(step, v, w, f, groups, r, p, d, 1);
+            pv_columns(step, v, b, f, groups, r, p, d, 1);
             break;
         case 2:
-            pv_columns(step, v, w, f, groups, r, p, d, 2);
+            pv_columns(step, v, b, f, groups, r, p, d, 2);
             break;
         case 3:
-            pv_columns(step, v, w, f, groups, r, p, d, 3);
+            pv_columns(step, v, b, f, groups, r, p, d, 3);
             break;
         default:
-            pv_columns(step, v, w, f, groups, r, p, d, 4);
+            pv_columns(step, v, b, f, groups, r, p, d, 4);
             break;
         }
     }
@@ -412,7 +384,6 @@ static void pv_few(const paged__step *step, const values *v, int32_t r, int32_t 
         stream f = stream_of(&step->v, g * GROUP_TILES, (step->head_dim_v + 1) / 2, GROUP_TILES);
         pv_rows(step, v, NULL, &f, (paged__range){g, g + 1}, r, step->p + r * step->p_stride);
     }
-    release();
 }
 
 static void pv_many(const paged__step *step, const values *v, int32_t r, int32_t end) {
@@ -421,7 +392,6 @@ static void pv_many(const paged__step *step, const values *v, int32_t r, int32_t
         if (n != configured) configure_rows(step, configured = n);
         pv_rows(step, v, NULL, NULL, groups_of(step, r, n), r, step->p + r * step->p_stride);
     }
-    release();
 }
 
 static void pv(const paged__step *step) {
@@ -446,48 +416,28 @@ static void pv(const paged__step *step) {
 
 /* ---- all three, of many rows ---- */
 
-static int32_t block_rows(const paged__step *step, int32_t block) {
-    return PAGED_MIN(step->n_rows - block * ROWS, ROWS);
-}
-
-/* Scores and weights of two blocks are at hand, at the begin of their arrays, where they stay in L1. */
-static float *block_s(const paged__step *step, int32_t block) {
-    return step->s + block % 2 * ROWS * PAGED_ATTN_STEP;
-}
-
-static uint8_t *block_p(const paged__step *step, int32_t block) {
-    return step->p + block % 2 * ROWS * step->p_stride;
-}
-
-static void set_rows(const paged__step *step, int32_t n, int32_t *configured) {
-    if (n != *configured) configure_rows(step, *configured = n);
-}
-
+/* Scores of two blocks are at hand, at the begin of their array, where they stay in L1; so do the weights of
+ * one. Scores are a block ahead, so that the processor, which looks some hundred instructions ahead, is not
+ * held up by the weights that follow from them. */
 static void attend_blocks(const paged__step *step, const values *v) {
-    int32_t n = paged__n_blocks(step, ROWS), configured = 0;
-    int32_t n_times = n_chunks(step) + GROUPS * ((step->o_floats / 16 + 3) / 4);
-    beside w = {.step = step, .n_times = n_times, .bring = bringer_of(step, n * n_times)};
-    set_rows(step, block_rows(step, 0), &configured);
-    qk_rows(step, NULL, 0, configured, block_s(step, 0));
-    for (int32_t block = 0; block <= n; block++) {
-        w.s = block_s(step, block);
-        w.p = block_p(step, block);
-        w.row = block * ROWS;
-        w.n_rows = block < n ? block_rows(step, block) : 0;
-        w.end = w.row + w.n_rows;
-        w.due = 0;
-        if (block + 1 < n) {
-            set_rows(step, block_rows(step, block + 1), &configured);
-            qk_rows(step, &w, w.end, configured, block_s(step, block + 1));
-        }
-        if (block > 0) {
-            int32_t r = (block - 1) * ROWS;
-            set_rows(step, block_rows(step, block - 1), &configured);
-            pv_rows(step, v, &w, NULL, groups_of(step, r, configured), r, block_p(step, block - 1));
-        }
-        weigh(&w, w.end - w.row);
+    int32_t n = step->n_rows / ROWS, rest = step->n_rows % ROWS;
+    int32_t per_block = n_chunks(step) + GROUPS * ((step->o_floats / 16 + 3) / 4);
+    bringer b = bringer_of(step, (n + (rest > 0)) * per_block);
+    float *s[2] = {step->s, step->s + (n > 1 ? ROWS * PAGED_ATTN_STEP : 0)};
+    if (n > 0) {
+        configure_rows(step, ROWS);
+        qk_rows(step, &b, 0, ROWS, s[0]);
     }
-    release();
+    for (int32_t i = 0, r = 0; i < n; i++, r += ROWS) {
+        if (i + 1 < n) qk_rows(step, &b, r + ROWS, ROWS, s[(i + 1) % 2]);
+        softmax_rows(step, s[i % 2], step->p, r, r + ROWS);
+        pv_rows(step, v, &b, NULL, groups_of(step, r, ROWS), r, step->p);
+    }
+    if (rest == 0) return;
+    configure_rows(step, rest);
+    qk_rows(step, &b, n * ROWS, rest, step->s);
+    softmax_rows(step, step->s, step->p, n * ROWS, step->n_rows);
+    pv_rows(step, v, &b, NULL, groups_of(step, n * ROWS, rest), n * ROWS, step->p);
 }
 
 static void attend(const paged__step *step) {
@@ -509,7 +459,9 @@ const paged__type_kernels paged__amx_bf16 = {.q_bytes = q_bytes,
                                              .qk = qk,
                                              .softmax = softmax,
                                              .pv = pv,
+
                                              .attend = attend,
+                                             .end = end,
                                              .pack_k = paged__pack_k_bf16_avx512,
                                              .pack_v = paged__pack_v_bf16_avx512,
                                              .to_f32 = paged__to_f32_bf16_avx512,
