@@ -90,22 +90,23 @@ typedef struct stream {
     int32_t line, tile_lines;
 } stream;
 
-/* `skip`: how many tiles, from the one at hand on, are worked on at once. */
-static stream stream_of(const paged__tiles *tiles, int32_t tile, int32_t tile_lines, int32_t skip) {
+/* Of the n tiles from `tile` on, which are worked on together. */
+INLINE stream stream_of(const paged__tiles *tiles, int32_t tile, int32_t tile_lines, const int n) {
     stream f = {.tile_lines = tile_lines};
     int32_t bytes = tile_lines * LINE;
-    for (int32_t i = 0; i < 2; i++) {
-        f.near[i] = paged__tile_ahead(tiles, tile, PAGED__NEAR_BYTES + (skip - 1 + i) * bytes, bytes);
-        f.far[i] = paged__tile_ahead(tiles, tile, PAGED__FAR_BYTES + (skip - 1 + i) * bytes, bytes);
+    for (int32_t i = 0; i < n; i++) {
+        f.near[i] = paged__tile_ahead(tiles, tile + i, PAGED_MAX(PAGED__NEAR_BYTES, n * bytes), bytes);
+        f.far[i] = paged__tile_ahead(tiles, tile + i, PAGED__FAR_BYTES, bytes);
     }
     return f;
 }
 
-/* The next n lines, of the `of` first tiles. */
+/* The next n lines, of the `of` first tiles. Of a tile register all lines are read at once, so the near ones
+ * come into L1. */
 INLINE void fetch_stream(stream *f, int32_t n, const int32_t of) {
     for (int32_t end = PAGED_MIN(f->line + n, of * f->tile_lines); f->line < end; f->line++) {
         int32_t i = f->line >= f->tile_lines, at = (f->line - i * f->tile_lines) * LINE;
-        _mm_prefetch((const char *)f->near[i] + at, _MM_HINT_T1);
+        _mm_prefetch((const char *)f->near[i] + at, _MM_HINT_T0);
         _mm_prefetch((const char *)f->far[i] + at, _MM_HINT_T1);
     }
 }
@@ -257,32 +258,33 @@ INLINE __mmask16 mask_at(int32_t dv, int32_t d) {
 }
 
 /* Zero where a token is not seen, and behind the last element. */
-static void copy_group(const paged__step *step, int32_t g, paged__range seen, uint8_t *to, int64_t stride) {
+static void copy_group(const paged__step *step, int32_t g, paged__range seen, uint8_t *to) {
     int32_t dv = step->head_dim_v;
-    for (int32_t i = g * LINES; i < (g + 1) * LINES; i++, to += stride) {
+    for (int32_t i = g * LINES; i < (g + 1) * LINES; i++) {
         const __mmask32 halves = halves_of(seen, i);
         const uint8_t *from = v_pair(step, i);
-        for (int32_t d = 0; d < dv; d += 16) {
+        for (int32_t d = 0; d < dv; d += 16, to += LINE) {
             __m512i pairs = _mm512_setzero_si512();
             if (halves) pairs = _mm512_maskz_loadu_epi32(mask_at(dv, d), from + d * 4);
-            _mm512_store_si512(to + d * 4, _mm512_maskz_mov_epi16(halves, pairs));
+            _mm512_store_si512(to, _mm512_maskz_mov_epi16(halves, pairs));
         }
     }
 }
 
-/* Of the tokens in `seen`, for rows that see nothing else. */
+/* Group g, of the tokens in `seen`, for rows that see nothing else. */
+static void find_group(const paged__step *step, int32_t g, paged__range seen, values *v) {
+    const uint8_t *first = step->v.at[g * GROUP_TILES], *second = step->v.at[g * GROUP_TILES + 1];
+    bool is_whole = seen.first <= g * GROUP && seen.end >= (g + 1) * GROUP;
+    v->at[g] = first;
+    v->stride[g] = step->head_dim_v * (int64_t)4;
+    if (is_whole && second == first + PAGED_TILE / 2 * v->stride[g] && step->head_dim_v % 16 == 0) return;
+    v->at[g] = v->room[g];
+    v->stride[g] = step->o_floats * (int64_t)4;
+    copy_group(step, g, seen, v->room[g]);
+}
+
 static void find_values(const paged__step *step, paged__range seen, values *v) {
-    int64_t tile_bytes = PAGED_TILE * 2 * (int64_t)step->head_dim_v;
-    for (int32_t g = seen.first / GROUP; g * GROUP < seen.end; g++) {
-        const uint8_t *first = step->v.at[g * GROUP_TILES], *second = step->v.at[g * GROUP_TILES + 1];
-        bool is_whole = seen.first <= g * GROUP && seen.end >= (g + 1) * GROUP;
-        v->at[g] = first;
-        v->stride[g] = step->head_dim_v * (int64_t)4;
-        if (is_whole && second == first + tile_bytes && step->head_dim_v % 16 == 0) continue;
-        v->at[g] = v->room[g];
-        v->stride[g] = step->o_floats * (int64_t)4;
-        copy_group(step, g, seen, v->room[g], v->stride[g]);
-    }
+    for (int32_t g = seen.first / GROUP; g * GROUP < seen.end; g++) find_group(step, g, seen, v);
 }
 
 /* Neither Inf nor NaN in the tokens of `range`. */
@@ -376,41 +378,42 @@ static paged__range groups_of(const paged__step *step, int32_t r, int32_t n) {
     return (paged__range){step->seen[r].first / GROUP, (step->seen[r + n - 1].end + GROUP - 1) / GROUP};
 }
 
-/* Few rows, the rows r … r + n - 1: group after group. */
-static void pv_few(const paged__step *step, const values *v, int32_t r, int32_t n) {
-    paged__range groups = groups_of(step, r, n);
+/* The rows r … r + n - 1, which see the tokens `seen` and nothing else. Few rows: group after group. */
+static void pv_few(const paged__step *step, paged__range seen, int32_t r, int32_t n) {
+    values v;
     configure_rows(step, n);
-    for (int32_t g = groups.first; g < groups.end; g++) {
+    for (int32_t g = seen.first / GROUP; g * GROUP < seen.end; g++) {
         stream f = stream_of(&step->v, g * GROUP_TILES, (step->head_dim_v + 1) / 2, GROUP_TILES);
-        pv_rows(step, v, NULL, &f, (paged__range){g, g + 1}, r, step->p + r * step->p_stride);
+        find_group(step, g, seen, &v);
+        pv_rows(step, &v, NULL, &f, (paged__range){g, g + 1}, r, step->p + r * step->p_stride);
     }
 }
 
-static void pv_many(const paged__step *step, const values *v, int32_t r, int32_t end) {
-    for (int32_t n, configured = 0; r < end; r += n) {
+static void pv_many(const paged__step *step, paged__range seen, int32_t r, int32_t end) {
+    values v;
+    find_values(step, seen, &v);
+    for (int32_t n; r < end; r += n) {
         n = PAGED_MIN(end - r, ROWS);
-        if (n != configured) configure_rows(step, configured = n);
-        pv_rows(step, v, NULL, NULL, groups_of(step, r, n), r, step->p + r * step->p_stride);
+        configure_rows(step, n);
+        pv_rows(step, &v, NULL, NULL, groups_of(step, r, n), r, step->p + r * step->p_stride);
     }
 }
 
 static void pv(const paged__step *step) {
-    values v;
     paged__range seen;
     bool is_common = find_common(step, &seen);
     /* Otherwise apart: rows that see the same. */
-    for (int32_t r = 0, end = step->n_rows; r < step->n_rows; r = end, end = step->n_rows) {
+    for (int32_t r = 0, last = step->n_rows; r < step->n_rows; r = last, last = step->n_rows) {
         if (!is_common) {
             seen = step->seen[r];
-            for (end = r; end < step->n_rows && step->seen[end].first == seen.first &&
-                          step->seen[end].end == seen.end;)
-                end++;
+            for (last = r + 1; last < step->n_rows && step->seen[last].first == seen.first &&
+                               step->seen[last].end == seen.end;)
+                last++;
         }
-        find_values(step, seen, &v);
         if (step->n_rows <= PAGED__FEW_ROWS)
-            pv_few(step, &v, r, end - r);
+            pv_few(step, seen, r, last - r);
         else
-            pv_many(step, &v, r, end);
+            pv_many(step, seen, r, last);
     }
 }
 
