@@ -186,12 +186,19 @@ def share_of_peak(bench, case, kv_type, kind, of_what, cases):
         if bench.limit(kind) is None:
             yield bench.skipped(case, f"share of {of_what}", "share", "the CPU has no such instruction")
             return
-        rounds = bench.rounds({name: cache.run for name, cache in caches.items()}, kind, wanted=30, seconds=30)
+        steps = {name: cache.run for name, cache in caches.items()}
+        by_tiles = kv_type == "bf16" and bench.limit("amx") is not None
+        if by_tiles:
+            steps["amx"] = lambda: bench.ours.ask("peak amx")
+        rounds = bench.rounds(steps, kind, wanted=30, seconds=30)
         for name, what in names.items():
             spec, must, aim = cases[what]
             flops = causal_flops(spec)
             yield rounds.row(case, f"{what}, share of {of_what}", "share",
                              lambda answers, n=name, f=flops: f / answers[n]["call_s"] / answers["limit"], must, aim)
+            if by_tiles:
+                yield rounds.row(case, f"{what}, share of AMX peak", "share", lambda answers, n=name, f=flops:
+                                 f / answers[n]["call_s"] / (answers["amx"]["ops"] / answers["amx"]["seconds"]))
             yield rounds.row(case, what, "GFLOP/s", lambda answers, n=name, f=flops: f / answers[n]["call_s"] / 1e9)
 
 

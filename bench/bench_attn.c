@@ -10,7 +10,7 @@
  *     out NAME FILE          writes the result of the last layer: f32 [queries, heads, dim]
  *     close NAME
  *     probe                  reads memory; the answer has its "bytes"
- *     peak f32|bf16|i8       products in registers; the answer has their "ops"
+ *     peak f32|bf16|i8|amx   products in registers; the answer has their "ops"
  *
  *     {"seconds": wall, "cpu_seconds": of all threads, "calls" or "bytes" or "ops": how many}
  *
@@ -584,7 +584,7 @@ static void command_peak(const char *kind_name) {
             puts("{\"skip\": \"the CPU has no such instruction\"}");
         return;
     }
-    quit("peak %s: not f32, bf16 or i8", kind_name);
+    quit("peak %s: not f32, bf16, i8 or amx", kind_name);
 }
 
 static slot *need_slot(const char *name) {

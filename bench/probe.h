@@ -101,16 +101,19 @@ static inline size_t probe_read_bytes(const team *t) {
 
 /* ---- products ---- */
 
-typedef enum probe_kind { PROBE_F32, PROBE_BF16, PROBE_I8, PROBE_N_KINDS } probe_kind;
+typedef enum probe_kind { PROBE_F32, PROBE_BF16, PROBE_I8, PROBE_AMX, PROBE_N_KINDS } probe_kind;
 
-enum { PROBE_LOOPS = 1 << 22, PROBE_CHAINS = 16 };
+enum { PROBE_LOOPS = 1 << 22, PROBE_CHAINS = 16, PROBE_AMX_PART = 64 };
 
 static const struct {
     const char *name;
     uint32_t cpu_flag;
     int32_t ops; /* of one instruction on 64 bytes; a product and a sum are two */
-} probe_kinds[PROBE_N_KINDS] = {
-    {"f32", PAGED_CPU_AVX512, 32}, {"bf16", PAGED_CPU_AVX512_BF16, 64}, {"i8", PAGED_CPU_AVX512_VNNI, 128}};
+} probe_kinds[PROBE_N_KINDS] = {{"f32", PAGED_CPU_AVX512, 32},
+                                {"bf16", PAGED_CPU_AVX512_BF16, 64},
+                                {"i8", PAGED_CPU_AVX512_VNNI, 128},
+                                /* TDPBF16PS, one for every 64 of the others: 16 * 16 sums of 32 products. */
+                                {"amx", PAGED_CPU_AMX, 2 * 16 * 16 * 32 / PROBE_AMX_PART}};
 
 #if defined(__x86_64__)
 /* Independent chains, more than latency times width, in registers only. The empty statement hides from the
@@ -155,6 +158,22 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) static inline fl
     for (int32_t i = 1; i < PROBE_CHAINS; i++) acc[0] = _mm512_add_epi32(acc[0], acc[i]);
     return (float)_mm512_reduce_add_epi32(acc[0]);
 }
+
+/* Tiles of zeros, which take as long as others. */
+static inline float probe_products_amx(void) {
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t n_rows[16];
+    } shapes = {.palette = 1};
+    for (int32_t i = 0; i < 8; i++) shapes.row_bytes[i] = 64, shapes.n_rows[i] = 16;
+    __asm__ volatile("ldtilecfg %0" : : "m"(shapes));
+    for (int32_t n = 0; n < PROBE_LOOPS / PROBE_AMX_PART * PROBE_CHAINS; n += 4)
+        __asm__ volatile("tdpbf16ps %tmm5, %tmm4, %tmm0\n\ttdpbf16ps %tmm5, %tmm4, %tmm1\n\t"
+                         "tdpbf16ps %tmm5, %tmm4, %tmm2\n\ttdpbf16ps %tmm5, %tmm4, %tmm3");
+    __asm__ volatile("tilerelease");
+    return 0;
+}
 #endif
 
 typedef struct probe_products {
@@ -170,6 +189,7 @@ static inline void probe_products_job(void *arg, team *t, int32_t ith) {
     if (probe->kind == PROBE_F32) seen = probe_products_f32();
     if (probe->kind == PROBE_BF16) seen = probe_products_bf16();
     if (probe->kind == PROBE_I8) seen = probe_products_i8();
+    if (probe->kind == PROBE_AMX) seen = probe_products_amx();
 #endif
     atomic_fetch_add_explicit(&probe->sink, seen > 0, memory_order_relaxed);
 }

@@ -22,7 +22,8 @@
  * ascending token order; partial states of splits are merged in ascending order by one function, those of a
  * cascade like all others; a sink enters after the last. Bits differ between instruction sets:
  * paged_attn_kernels() names the set. With "avx512_bf16", keys and values of bf16 meet queries and weights
- * that are rounded to bf16 (by up to 2^-8 of their value), and denormals of all four count as zero.
+ * that are rounded to bf16 (by up to 2^-8 of their value), and denormals of all four count as zero; with
+ * "amx" too, in another order of sums.
  *
  * Method: online softmax (Milakov & Gimelshein 2018), tiling as in FlashAttention-2 (Dao 2023), split-KV
  * merge by LSE as in Flash-Decoding (Dao et al. 2023), block tables as in PagedAttention (Kwon et al. 2023),
@@ -196,7 +197,8 @@ PAGED_API bool paged_attn_needs_merge(const paged_attn *attn);
 PAGED_API void paged_attn_merge_states(float *out_a, float *lse_a, const float *out_b, const float *lse_b,
                                        int64_t n_rows, int32_t head_dim);
 
-/* "avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon" or "ref": the kernels chosen at create. Static. */
+/* "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon" or "ref": the kernels chosen at create.
+ * Static. */
 PAGED_API const char *paged_attn_kernels(const paged_attn *attn);
 
 #ifdef __cplusplus

@@ -370,7 +370,7 @@ class Attention:
 
     @property
     def kernels(self) -> str:
-        """"avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon" or "ref"."""
+        """"amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon" or "ref"."""
         return ffi.string(lib.paged_attn_kernels(self._attn)).decode()
 
     def plan(self, kv: KV, tables: Tables, cu_seqlens_q: ArrayLike | None = None, shared: Sequence_[Shared] = ()) -> None:

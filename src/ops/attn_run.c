@@ -500,12 +500,8 @@ static void run_claimed(paged_attn *attn, const paged_kv *kv, const paged_attn_i
     attn->n_done = 0;
 }
 
-void paged_attn_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith, int32_t nth) {
-    if (attn->n_entries == 0) return;
-    if (attn->is_claimed && nth > 1) {
-        run_claimed(attn, kv, io, ith, nth);
-        return;
-    }
+/* The entries and parts of entries between two cuts. */
+static void run_cut(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith, int32_t nth) {
     paged__cut begin = paged__cut_at(attn, ith, nth), end = paged__cut_at(attn, ith + 1, nth);
 
     for (int32_t index = begin.entry; index < end.entry + (end.item > 0); index++) {
@@ -523,6 +519,16 @@ void paged_attn_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *i
             run_items(attn, kv, entry, from, until, cut, io, ith);
         }
     }
+}
+
+void paged_attn_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith, int32_t nth) {
+    if (attn->n_entries == 0) return;
+    if (attn->is_claimed && nth > 1)
+        run_claimed(attn, kv, io, ith, nth);
+    else
+        run_cut(attn, kv, io, ith, nth);
+    void (*end)(void) = attn->kernels->of[kv->type]->end;
+    if (end) end();
 }
 
 /* ---- merge ---- */

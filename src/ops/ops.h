@@ -91,6 +91,7 @@ typedef struct paged__type_kernels {
     /* All three, with the same bits, of more than PAGED__FEW_ROWS rows. `next` are then the tiles of the next
      * call. NULL: one after the other. */
     void (*attend)(const paged__step *step);
+    void (*end)(void); /* after the last of these calls of a run, on its thread; NULL: nothing to be done */
 
     /* A tile as an f32 tile, for kernels that convert: with many rows it is cheaper to do it once, and call
      * the kernels of f32, whose q and p these then share. NULL: kernels work on the type itself. */
@@ -229,11 +230,11 @@ extern const paged__type_kernels paged__ref_f16, paged__ref_f32, paged__ref_bf16
 extern const paged__type_kernels paged__ref_i8;
 #if defined(__x86_64__)
 extern const paged__kernels paged__kernels_avx2, paged__kernels_avx512, paged__kernels_avx512_bf16;
-extern const paged__kernels paged__kernels_avx512_vnni;
+extern const paged__kernels paged__kernels_avx512_vnni, paged__kernels_amx;
 extern const paged__type_kernels paged__avx2_f16, paged__avx2_f32, paged__avx2_bf16;
 extern const paged__type_kernels paged__avx512_f16, paged__avx512_f32, paged__avx512_bf16;
 extern const paged__type_kernels paged__avx2_i8, paged__avx512_vnni_i8;
-extern const paged__type_kernels paged__avx512_bf16_bf16;
+extern const paged__type_kernels paged__avx512_bf16_bf16, paged__amx_bf16;
 /* Of attn_avx512.c and pack_avx512.c, for the tables of larger sets. */
 void paged__pack_k_f16_avx512(void *tile, const void *const *rows, int32_t head_dim);
 void paged__pack_k_f32_avx512(void *tile, const void *const *rows, int32_t head_dim);

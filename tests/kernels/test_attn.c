@@ -201,6 +201,9 @@ static void grid_avx512_bf16(void) {
 static void grid_neon(void) {
     grid_of(5, 150);
 }
+static void grid_amx(void) {
+    grid_of(6, 150);
+}
 
 /* Uneven head sizes take the tail paths of the kernels. */
 static void odd_head_dims(void) {
@@ -295,5 +298,5 @@ static void chunks_of_a_prefill(void) {
     X(grid_avx2)                                                                                             \
     X(grid_avx512)                                                                                           \
     X(grid_avx512_vnni)                                                                                      \
-    X(grid_avx512_bf16) X(grid_neon) X(odd_head_dims) X(many_splits) X(chunks_of_a_prefill)
+    X(grid_avx512_bf16) X(grid_neon) X(grid_amx) X(odd_head_dims) X(many_splits) X(chunks_of_a_prefill)
 TEST_MAIN(TESTS)

@@ -108,6 +108,44 @@ static void later_keys_never_leak(void) {
     }
 }
 
+/* The same with bits compared in every grouping, where windows begin and end among the rows of a step: rows
+ * that see the bad key too, alone and with others that do not. */
+static void bad_keys_in_groups(void) {
+    EACH_ISA(isa)
+    for (int32_t window = 0; window <= 20; window += 20)
+        for (int32_t bad = 3; bad < 90; bad += 17) {
+            uint64_t rng = test_seed + (uint64_t)bad;
+            shape s = plain_shape(PAGED_TYPE_BF16, 8, 2, window ? 128 : 40, 32);
+            s.window = window;
+            const int32_t n = 97;
+            world w = world_make(s, 1, &n, &n, FILL_UNIFORM, &rng);
+            place p = place_make(&w, s.layout, 32, true, false, false, &rng);
+            int64_t row = 2 * s.dv, slot = bad, n_bad = 0;
+            for (int64_t i = 0; i < row; i += 7, n_bad++) w.v[bad * row + i] = NAN; /* of some elements */
+            CHECK_EQ(paged_kv_write(&p.kv, w.k + bad * row, 0, w.v + bad * row, 0, &slot, 1, 0, 1), n_bad);
+            for (int32_t infinite = 0; infinite < 2; infinite++) {
+                if (infinite) nan_to_inf(&p, bad);
+                result want = run_all(&w, &p, 1), r;
+                for (int32_t q = 0; q < n; q++)
+                    for (int32_t h = 0; h < 8; h++) {
+                        const float *out = want.out + (q * 8 + h) * s.dv;
+                        bool sees = bad <= q && (window == 0 || bad > q - window);
+                        for (int32_t d = 0; d < s.dv; d++)
+                            CHECK_EQ(isfinite(out[d]), !sees || (h / 4 * s.dv + d) % 7 != 0);
+                    }
+                for (int32_t chunk = 1; chunk < 30; chunk = 2 * chunk + 1) {
+                    r = run_chunked(&w, &p, chunk);
+                    must_equal(&w, &want, &r, "in chunks");
+                }
+                r = run_all(&w, &p, 5);
+                must_equal(&w, &want, &r, "more threads");
+                result_free(&want);
+            }
+            place_free(&p);
+            world_free(&w);
+        }
+}
+
 /* D11: rows that may look at no key. */
 static void empty_rows(void) {
     EACH_ISA(isa) EACH_TYPE(type) {
@@ -654,6 +692,7 @@ static void names_its_kernels(void) {
 #define TESTS(X)                                                                                             \
     X(unused_tail)                                                                                           \
     X(later_keys_never_leak)                                                                                 \
+    X(bad_keys_in_groups)                                                                                    \
     X(empty_rows)                                                                                            \
     X(no_overflow)                                                                                           \
     X(ladders)                                                                                               \

@@ -1,61 +1,29 @@
 /* attn_avx512_bf16.c: the kernels of ops.h for bf16 with AVX-512 BF16, whose VDPBF16PS adds the products of
  * two pairs of bf16 to a float. So everything here works in pairs: q and K in pairs of elements, p and V in
  * pairs of tokens (2 i, 2 i + 1), which is how the packed layout has them.
- *
- * q (after scaling) and p are rounded to bf16, by at most 2^-8 of their value. The denominator is the sum of
- * the rounded p, so that the weights of a row sum to 1. The instruction rounds to nearest even and takes and
- * gives zero for denormals: keys, values, queries and weights below 2^-126 count as zero.
+ * weights_bf16.h has rows of q and the softmax.
  *
  * qk: 6 rows × 4 tiles are 24 accumulators; a vector of K holds a pair of elements of 16 keys, a pair of q is
  *     broadcast. Tiles that none of the 6 rows sees are left out.
  * pv: 6 rows × 64 elements (up to 3 rows × 128); a vector of V holds a pair of tokens of 16 elements, a pair
  *     of p is broadcast. Of pairs that not all the rows see, what a row does not see is masked.
  */
-#include <float.h>
 #include <immintrin.h>
 
 #include "ops/ops.h"
 #include "ops/scores.h"
+#include "ops/weights_bf16.h"
 
 enum {
     ROWS = 6,    /* of a block, in which all rows share what is loaded */
     QK_ROWS = 8, /* of qk with few rows */
-    PAIRS = PAGED_TILE / 2,
-    P_BYTES = PAGED_ATTN_STEP * 2
+    PAIRS = PAGED_TILE / 2
 };
-
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 8")
-#endif
-
-INLINE __m512 dot(__m512 acc, __m512i a, __m512i b) {
-    return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
-}
 
 INLINE __m512i broadcast_pair(const uint8_t *at) {
     int32_t pair;
     memcpy(&pair, at, sizeof pair);
     return _mm512_set1_epi32(pair);
-}
-
-/* ---- q ---- */
-
-static int32_t q_bytes(int32_t head_dim) {
-    return paged__row_bytes((head_dim + 1) / 2 * 4);
-}
-
-/* The half pair behind an odd head_dim, and the padding, are zero. */
-static void load_q(void *q, const float *src, float scale, int32_t head_dim) {
-    uint8_t *row = q;
-    int32_t n_row = q_bytes(head_dim) / 2;
-    for (int32_t d = 0; d < n_row; d += 16) {
-        __mmask16 mask = (__mmask16)(head_dim - d >= 16 ? 0xffff : (1u << PAGED_MAX(head_dim - d, 0)) - 1);
-        __m512 x = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, src + d), _mm512_set1_ps(scale));
-        _mm256_storeu_si256((__m256i *)(void *)(row + d * 2), (__m256i)_mm512_cvtneps_pbh(x));
-    }
 }
 
 /* ---- prefetching ---- */
@@ -234,74 +202,6 @@ static void qk(const paged__step *step) {
         next = paged__block_row(step, ROWS, ++block);
         qk_block(step, &nothing, r, next - r);
     }
-}
-
-/* ---- weights ---- */
-
-/* 2^f = 1 + f * (C1 + f * (C2 + …)) for |f| ≤ 0.5, relative error 1.0e-4, little beside the 2^-8 of rounding
- * to bf16; fitted for the least maximum, and exact at 0. Products keep the vector units busy (two a cycle,
- * also beside additions, on Zen 5), so each instruction here costs time. */
-#define C1 0.69328290f
-#define C2 0.24221095f
-#define C3 0.055008933f
-
-/* exp2 for x ≤ 8; zero below PAGED__EXP2_MIN and where `mask` is not set; NaN is kept. */
-INLINE __m512 exp2_ps(__m512 x, __mmask16 mask) {
-    __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 f = _mm512_sub_ps(x, n);
-    __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(C3), _mm512_set1_ps(C2));
-    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(C1));
-    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(1.0f));
-    mask = _mm512_mask_cmp_ps_mask(mask, x, _mm512_set1_ps(PAGED__EXP2_MIN), _CMP_NLT_UQ);
-    return _mm512_maskz_scalef_ps(mask, p, n);
-}
-
-/* Rare, so kept out of the way of the common path. */
-static __attribute__((noinline)) void rescale(float s_max, float *m, float *l, float *o, int32_t n) {
-    __m512 factor = _mm512_set1_ps(paged__exp2(*m - s_max));
-    _mm512_storeu_ps(l, _mm512_mul_ps(_mm512_loadu_ps(l), factor));
-    for (int32_t d = 0; d < n; d += 16)
-        _mm512_storeu_ps(o + d, _mm512_mul_ps(_mm512_loadu_ps(o + d), factor));
-    *m = s_max;
-}
-
-INLINE void softmax_row(uint8_t *p, const float *s, uint64_t mask, float *l, float *o, int32_t n) {
-    /* Not -inf, so that a row whose scores are all -inf has weights of zero and not NaN. */
-    __m512 v_max = _mm512_set1_ps(-FLT_MAX), x[4];
-    float *m = o + n;
-    UNROLL for (int j = 0; j < 4; j++) {
-        x[j] = _mm512_loadu_ps(s + j * 16);
-        v_max = _mm512_mask_max_ps(v_max, (__mmask16)(mask >> (j * 16)), v_max, x[j]);
-    }
-    if (_mm512_cmp_ps_mask(v_max, _mm512_set1_ps(*m + PAGED__RESCALE), _CMP_GT_OQ))
-        rescale(_mm512_reduce_max_ps(v_max), m, l, o, n);
-    __m512 v_m = _mm512_set1_ps(*m), sum = _mm512_loadu_ps(l);
-    UNROLL for (int j = 0; j < 4; j++) x[j] =
-        exp2_ps(_mm512_sub_ps(x[j], v_m), (__mmask16)(mask >> (j * 16)));
-    __m512i ones = _mm512_set1_epi32(0x3f803f80);
-    UNROLL for (int j = 0; j < 4; j += 2) {
-        __m512i pairs = (__m512i)_mm512_cvtne2ps_pbh(x[j + 1], x[j]);
-        sum = dot(sum, pairs, ones);
-        _mm512_storeu_si512(p + j * 32, pairs);
-    }
-    _mm512_storeu_ps(l, sum);
-}
-
-INLINE void softmax_rows(const paged__step *step, int32_t r, int32_t end) {
-    for (; r < end; r++) {
-        uint64_t mask = paged__seen_mask(step->seen[r]);
-        uint8_t *p = step->p + r * step->p_stride;
-        const float *s = step->s + r * PAGED_ATTN_STEP;
-        float *l = step->l + r * PAGED__L_LANES, *o = step->o + r * step->o_stride;
-        if (mask == ~(uint64_t)0)
-            softmax_row(p, s, ~(uint64_t)0, l, o, step->o_floats); /* without masks */
-        else
-            softmax_row(p, s, mask, l, o, step->o_floats);
-    }
-}
-
-static void softmax(const paged__step *step) {
-    softmax_rows(step, 0, step->n_rows);
 }
 
 /* ---- values ---- */
@@ -551,7 +451,7 @@ INLINE void attend_rows(const paged__step *step, const bool evenly) {
     qk_block(step, &k, 0, next);
     for (int32_t block = 0, after; block < n; block++, r = next, next = after) {
         after = block + 1 < n ? paged__block_row(step, ROWS, block + 2) : next;
-        softmax_rows(step, r, next);
+        softmax_rows(step, step->s + r * PAGED_ATTN_STEP, step->p + r * P_BYTES, r, next);
         if (evenly) {
             k = bringer_of(&step->k, (int32_t)k_tile_lines(step), block + 1, n);
             v = bringer_of(&step->v, (int32_t)v_tile_lines(step), block, n);
