@@ -9,6 +9,7 @@
 static const paged__linear_kernels_table *kernels(void) {
 #if defined(__x86_64__)
     const uint32_t flags = paged_cpu_flags();
+    if (flags & PAGED_CPU_AMX) return &paged__linear_amx;
     if (flags & PAGED_CPU_AVX512_VNNI) return &paged__linear_vnni;
     if (flags & PAGED_CPU_AVX2) return &paged__linear_avx2;
 #elif defined(__aarch64__)
@@ -45,10 +46,10 @@ void paged__turn(float *x, const paged__turns *turns, int32_t n_heads, int32_t h
 }
 
 /* Tokens of a chunk: whole groups, and chunks of about the same size. */
-static int32_t chunk_tokens(int32_t n_tokens, int32_t n_tiles) {
-    const int32_t most = PAGED__SUMS_MAX / (n_tiles * PAGED__ROW_TILE);
+static int32_t chunk_tokens(int32_t n_tokens, int32_t group_size, int32_t n_tiles) {
+    const int32_t most = PAGED__SUMS_MAX / (n_tiles * PAGED__ROW_TILE) / group_size * group_size;
     const int32_t n_chunks = (n_tokens + most - 1) / most;
-    return paged__round_up((n_tokens + n_chunks - 1) / n_chunks, paged__group_size(n_tokens));
+    return paged__round_up((n_tokens + n_chunks - 1) / n_chunks, group_size);
 }
 
 /* Some tiles of matrix i (GLU: of gate and up), all tokens; y_first: where its part of a row of y begins. */
@@ -57,7 +58,8 @@ static void run_tiles(const paged__linear_kernels_table *k, const paged__linear_
     _Alignas(64) float sums[2][PAGED__SUMS_MAX];
     const bool glu = job->epilogue >= PAGED__SWIGLU, add = job->epilogue == PAGED__ADD;
     const int32_t row = tile * PAGED__ROW_TILE, n_tokens = job->x->n_tokens,
-                  stride = n_tiles * PAGED__ROW_TILE, chunk = chunk_tokens(n_tokens, n_tiles);
+                  stride = n_tiles * PAGED__ROW_TILE,
+                  chunk = chunk_tokens(n_tokens, k->group_size(job->x), n_tiles);
     paged__outcome out = {.sums = sums[0],
                           .stride = stride,
                           .bias = job->bias[i] ? job->bias[i] + row : NULL,

@@ -128,7 +128,7 @@ typedef struct paged__turns {
 /* Turns x [n_heads, head_dim] in place. */
 void paged__turn(float *x, const paged__turns *turns, int32_t n_heads, int32_t head_dim);
 
-/* "avx512_vnni", "avx2", "neon_dot", "neon", "ref" */
+/* "amx", "avx512_vnni", "avx2", "neon_dot", "neon", "ref" */
 const char *paged__linear_kernels(void);
 
 #pragma GCC visibility pop

@@ -14,7 +14,8 @@
  *
  * Columns behind the last have d = m = 0. A tile of F32, F16, BF16 is [n_cols][16 rows].
  *
- * Activations: tokens in groups of up to six, so that a kernel walks one stream for all of them:
+ * Activations: tokens in groups of up to six (AMX takes more), so that a kernel walks one stream for all of
+ * them:
  *
  *     quantised   [groups][n_blocks][tokens of the group] paged__act_block, zeros behind the last column
  *     f32         [groups][n_cols][tokens of the group]
@@ -35,7 +36,9 @@
 #include "ops/linear.h"
 
 enum {
-    PAGED__ACT_GROUP = 6,    /* tokens, at most */
+    PAGED__ACT_GROUP = 6,    /* tokens, at most; … */
+    PAGED__AMX_GROUP = 16,   /* … of AMX, which takes so many … */
+    PAGED__AMX_TOKENS = 24,  /* … where so many are together, and leaves fewer to VNNI */
     PAGED__FLOAT_BLOCK = 64, /* columns of a partial sum of F32, F16 and BF16 */
     PAGED__PANEL_COLS = 512, /* columns that a kernel works on before it goes to the next tokens */
     /* Floats that one call of `sums` gives, and weights are unpacked once for: groups of 2 or of 4 tiles. */
@@ -64,6 +67,7 @@ typedef struct paged__outcome {
 
 typedef struct paged__linear_kernels_table {
     const char *name;
+    int32_t (*group_size)(const paged__act *x);
     /* sums[n_tokens][n_tiles * 16] of the tiles tile0 … and tokens token0 …; token0 begins a group. n_tiles
      * is paged__tiles_at_once(), or less of F32, F16 and BF16; n_tokens * n_tiles * 16 at most
      * PAGED__SUMS_MAX. */
@@ -78,7 +82,7 @@ typedef struct paged__linear_kernels_table {
 
 extern const paged__linear_kernels_table paged__linear_ref;
 #if defined(__x86_64__)
-extern const paged__linear_kernels_table paged__linear_avx2, paged__linear_vnni;
+extern const paged__linear_kernels_table paged__linear_avx2, paged__linear_vnni, paged__linear_amx;
 #elif defined(__aarch64__)
 extern const paged__linear_kernels_table paged__linear_neon, paged__linear_neon_dot;
 #endif
@@ -143,10 +147,18 @@ static inline const uint8_t *paged__tile_at(const paged__matrix *w, int32_t tile
            (size_t)(tile & 1) * (size_t)paged__unit_bytes(w->type);
 }
 
+/* Most tokens of a group. Each file of kernels has its own, so activations are set and used by one table. */
+static inline int32_t paged__group_most(const paged__act *x) {
+#if defined(__AMX_INT8__)
+    if (x->quantised && x->n_tokens >= PAGED__AMX_TOKENS) return PAGED__AMX_GROUP;
+#endif
+    (void)x;
+    return PAGED__ACT_GROUP;
+}
 /* Tokens of a group: groups are as few as can be, and of about the same size. The last may be smaller. */
-static inline int32_t paged__group_size(int32_t n_tokens) {
-    const int32_t n_groups = (n_tokens + PAGED__ACT_GROUP - 1) / PAGED__ACT_GROUP;
-    return (n_tokens + n_groups - 1) / n_groups;
+static inline int32_t paged__group_size(const paged__act *x) {
+    const int32_t most = paged__group_most(x), n_groups = (x->n_tokens + most - 1) / most;
+    return (x->n_tokens + n_groups - 1) / n_groups;
 }
 
 /* The group of a token: its first token, and how many it has. */
@@ -155,13 +167,13 @@ typedef struct paged__group {
 } paged__group;
 
 static inline paged__group paged__group_of(const paged__act *x, int32_t token) {
-    const int32_t size = paged__group_size(x->n_tokens), first = token / size * size;
+    const int32_t size = paged__group_size(x), first = token / size * size;
     return (paged__group){first, PAGED_MIN(size, x->n_tokens - first)};
 }
 /* The group behind it. */
 static inline paged__group paged__group_after(const paged__act *x, paged__group group) {
     const int32_t first = group.first + group.width;
-    return (paged__group){first, PAGED_MIN(paged__group_size(x->n_tokens), x->n_tokens - first)};
+    return (paged__group){first, PAGED_MIN(paged__group_size(x), x->n_tokens - first)};
 }
 /* Where its activations begin. */
 static inline paged__act_block *paged__group_blocks(const paged__act *x, paged__group group) {

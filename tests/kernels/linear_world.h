@@ -18,9 +18,10 @@ static const enum ggml_type ggml_types[PAGED__N_WEIGHT_TYPES] = {
     [PAGED__W_Q6_K] = GGML_TYPE_Q6_K, [PAGED__W_IQ4_NL] = GGML_TYPE_IQ4_NL,
 };
 
-static const uint32_t linear_isas[] = {0, PAGED_CPU_AVX2,
-                                       PAGED_CPU_AVX2 | PAGED_CPU_AVX512 | PAGED_CPU_AVX512_VNNI};
-enum { N_LINEAR_ISAS = 3 };
+static const uint32_t linear_isas[] = {
+    0, PAGED_CPU_AVX2, PAGED_CPU_AVX2 | PAGED_CPU_AVX512 | PAGED_CPU_AVX512_VNNI,
+    PAGED_CPU_AVX2 | PAGED_CPU_AVX512 | PAGED_CPU_AVX512_VNNI | PAGED_CPU_AVX512_BF16 | PAGED_CPU_AMX};
+enum { N_LINEAR_ISAS = 4 };
 
 static inline bool linear_isa_use(int32_t isa) {
     paged_cpu_mask(~0u);

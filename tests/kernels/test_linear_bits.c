@@ -41,7 +41,8 @@ static void check_batches(const paged__linear_job *base, const inputs *in, bool 
                           const float *want) {
     static const struct {
         int32_t first, n, nth;
-    } runs[] = {{0, 70, 1}, {0, 70, 3}, {3, 1, 1}, {5, 2, 2}, {0, 6, 7}, {11, 7, 2}, {1, 13, 1}, {20, 50, 5}};
+    } runs[] = {{0, 70, 1}, {0, 70, 3},  {3, 1, 1},  {5, 2, 2},  {0, 6, 7},  {11, 7, 2},
+                {1, 13, 1}, {20, 50, 5}, {2, 23, 1}, {4, 24, 2}, {9, 33, 1}, {6, 64, 3}};
     for (int32_t isa = 0; isa < N_LINEAR_ISAS; isa++) {
         if (!linear_isa_use(isa)) continue;
         for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
@@ -183,7 +184,7 @@ static void into_activations(void) {
         const inputs hidden = {.act = {.n_cols = N_ROWS}, .x = rows, .stride = N_ROWS};
         for (int32_t isa = 0; isa < N_LINEAR_ISAS; isa++) {
             if (!linear_isa_use(isa)) continue;
-            for (int32_t n = 1; n <= N_TOKENS; n += n < 14 ? 1 : 28) {
+            for (int32_t n = 1; n <= N_TOKENS; n += n < 14 ? 1 : n < 42 ? 9 : 28) {
                 paged__act x = activate(&in, true, N_TOKENS - n, n),
                            want = activate(&hidden, true, N_TOKENS - n, n), got = want;
                 const size_t bytes = paged__act_bytes(true, n, N_ROWS);

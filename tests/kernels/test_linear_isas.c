@@ -5,11 +5,13 @@
 #include "kernels/world.h"
 #include "ops/linear_kernels.h"
 
-enum { N_ROWS = 77, N_TOKENS = 27 };
+enum { N_ROWS = 77, N_TOKENS = 67 };
 
-static const uint32_t linear_isas[] = {PAGED_CPU_AVX2,
-                                       PAGED_CPU_AVX2 | PAGED_CPU_AVX512 | PAGED_CPU_AVX512_VNNI,
-                                       PAGED_CPU_NEON, PAGED_CPU_NEON | PAGED_CPU_NEON_DOT};
+static const uint32_t linear_isas[] = {
+    PAGED_CPU_AVX2, PAGED_CPU_AVX2 | PAGED_CPU_AVX512 | PAGED_CPU_AVX512_VNNI,
+    PAGED_CPU_AVX2 | PAGED_CPU_AVX512 | PAGED_CPU_AVX512_VNNI | PAGED_CPU_AVX512_BF16 | PAGED_CPU_AMX,
+    PAGED_CPU_NEON, PAGED_CPU_NEON | PAGED_CPU_NEON_DOT};
+static const char *const linear_names[] = {"avx2", "avx512_vnni", "amx", "neon", "neon_dot"};
 
 static void put_f16(uint8_t *at, float x) {
     const uint16_t half = paged__f32_to_f16(x);
@@ -71,13 +73,14 @@ static void every_set_gives_the_bits_of_the_reference(void) {
         paged__matrix w = matrix_make((paged__weight_type)type, n_cols, &rng);
         float *x = take((size_t)(N_TOKENS * n_cols), sizeof *x);
         for (int32_t i = 0; i < N_TOKENS * n_cols; i++) x[i] = draw_unit(&rng) * (float)(1 + i % 7);
-        for (int32_t n = 1; n <= N_TOKENS; n += n < 7 ? 1 : 10) {
+        for (int32_t n = 1; n <= N_TOKENS; n += n < 7 ? 1 : n < 20 ? 5 : n < 34 ? 1 : 7) {
             paged_cpu_mask(0);
             float *want = products(&w, x, n);
             for (size_t i = 0; i < sizeof linear_isas / sizeof linear_isas[0]; i++) {
                 paged_cpu_mask(~0u);
                 if ((paged_cpu_flags() & linear_isas[i]) != linear_isas[i]) continue;
                 paged_cpu_mask(linear_isas[i]);
+                CHECK(strcmp(paged__linear_kernels(), linear_names[i]) == 0);
                 float *y = products(&w, x, n);
                 for (int32_t j = 0; j < n * N_ROWS; j++)
                     if (memcmp(&y[j], &want[j], sizeof *y) != 0)

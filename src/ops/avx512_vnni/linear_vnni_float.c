@@ -2,8 +2,6 @@
  * rows; 4 tiles × 6 tokens are 24 chains of multiply-adds over ascending columns, which hide their latency.
  * Conversion to f32 is exact and happens in registers.
  */
-#include <immintrin.h>
-
 #include "ops/linear_vnni.h"
 
 INLINE __m512 column(const uint8_t *tile, int64_t k, const paged__weight_type type) {
