@@ -66,6 +66,10 @@ typedef struct paged_store {
      * read. */
     int32_t (*find)(void *self, const paged_key *keys, int32_t n);
 
+    /* These will be read next, in this order, so that they may be fetched before they are asked for. Nobody
+     * hears of what fails, and all of it may come to nothing. NULL: the store has no use for it. */
+    void (*expect)(void *self, const paged_key *keys, int32_t n);
+
     /* Fills the record of record->key: everything else is out, the buffers are the caller's. Groups of
      * `wanted` that are not there are left as they are. Errors: NOT_FOUND (also: too slow, damaged, foreign,
      * larger than it should be), and then the buffers may hold anything. */

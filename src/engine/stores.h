@@ -69,14 +69,12 @@ typedef struct paged__load {
     int32_t n_keys;
     int32_t *tokens;  /* [n_tokens + 1] */
     paged_key parent; /* of the first key */
-    paged_key *keys;  /* [n_keys] of whole blocks */
+    paged_key *keys;  /* [n_keys + 1] of whole blocks; [n_found]: of the tail, once there is one */
     int32_t *blocks;  /* [n_keys + 1, n_groups] where they go, as far as begun; [n_keys]: the tail */
     /* the thread, and the engine's after it */
-    uint8_t *from; /* [n_keys] store */
+    uint8_t *from; /* [n_keys + 1] store, as in keys */
     int32_t n_found;
     int32_t n_tail; /* tokens of a partly filled block behind them; 0: none */
-    uint8_t tail_from;
-    paged_key tail_key;
     bool tail_read;
     /* both */
     atomic_int n_read; /* blocks, in order */

@@ -3,6 +3,7 @@
  * Method: records whose bits follow from a number are written and read across restarts; limits, time to live,
  * other fingerprints, other versions, foreign files and notes are each tried with the result stated.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sqlite3.h>
@@ -55,6 +56,124 @@ static void sql(const char *text) {
     CHECK_EQ(sqlite3_open(path, &db), SQLITE_OK);
     CHECK_EQ(sqlite3_exec(db, text, NULL, NULL, NULL), SQLITE_OK);
     sqlite3_close(db);
+}
+
+/* ---- what is read ahead ---- */
+
+enum { N_AHEAD = 300 }; /* of more than two halves of what is read at a time */
+static int32_t n_read_now, n_started;
+static bool is_refused; /* nothing is read beside the caller */
+
+static ssize_t counted_read(int fd, const struct iovec *parts, int n_parts, off_t offset) {
+    n_read_now++;
+    return preadv(fd, parts, n_parts, offset);
+}
+static int counted_start(aio_context_t reads, int n, struct iocb **of) {
+    n_started += n;
+    return paged__system_real.reads_start(reads, n, of);
+}
+static int open_reads(int n_max, aio_context_t *out) {
+    errno = ENOSYS;
+    return is_refused ? -1 : paged__system_real.reads_open(n_max, out);
+}
+
+/* Whether this system can read past its memory, and beside the caller. */
+static bool has_ahead(void) {
+    aio_context_t reads;
+    const int fd = open(world_dir, O_TMPFILE | O_RDWR | O_DIRECT, 0600);
+    const bool opens = fd >= 0 && paged__system_real.reads_open(1, &reads) == 0;
+    if (fd >= 0) close(fd);
+    if (opens) paged__system_real.reads_close(reads);
+    return opens;
+}
+
+/* All records, in an order; says first which. */
+static void get_all(const int32_t *order, bool is_told) {
+    static paged_key keys[N_AHEAD];
+    for (int i = 0; i < N_AHEAD; i++) keys[i] = world_key(order[i]);
+    n_read_now = n_started = 0;
+    if (is_told) store.expect(store.self, keys, N_AHEAD);
+    for (int i = 0; i < N_AHEAD; i++) CHECK_EQ(get_number(&store, order[i]), PAGED_OK);
+}
+
+static void what_is_expected_is_read_ahead(void) {
+    paged__system_calls calls = paged__system_real;
+    int32_t forwards[N_AHEAD], mixed[N_AHEAD];
+    for (int i = 0; i < N_AHEAD; i++) {
+        forwards[i] = i;
+        mixed[i] = i % 2 ? N_AHEAD - i : i; /* no two neighbours */
+    }
+    calls.readv = counted_read;
+    calls.reads_start = counted_start;
+    calls.reads_open = open_reads;
+    paged__system_set(&calls);
+    for (int refused = 0; refused < 2; refused++) {
+        is_refused = refused;
+        new_dir();
+        open_slots(0);
+        for (int i = 0; i < N_AHEAD; i++) put(i);
+        const bool ahead = !refused && has_ahead();
+        get_all(forwards, false);
+        CHECK_EQ(n_read_now, N_AHEAD);
+        get_all(forwards, true);
+        CHECK_EQ(n_read_now, ahead ? 0 : N_AHEAD);
+        CHECK(!ahead || n_started < 10);
+        get_all(mixed, true);
+        CHECK_EQ(n_read_now, ahead ? 0 : N_AHEAD);
+        CHECK_EQ(n_started, ahead ? N_AHEAD : 0);
+        CHECK_EQ(stats_of(&store).n_damaged, 0);
+        close_both();
+    }
+    paged__system_set(NULL);
+}
+
+/* What is expected may be read in another order, written, damaged or gone by then: what comes is right, and
+ * what does not is a miss as ever. */
+static void what_was_expected_and_is_not_so(void) {
+    uint64_t state = test_seed;
+    paged_key keys[N_AHEAD];
+    new_dir();
+    open_slots(N_AHEAD);
+    for (int i = 0; i < N_AHEAD; i++) put(i);
+    for (int i = 0; i < N_AHEAD; i++) keys[i] = world_key(i);
+    for (int round = 0; round < (test_long ? 2000 : 40); round++) {
+        const int32_t first = (int32_t)(paged__rand(&state) % N_AHEAD);
+        store.expect(store.self, keys + first,
+                     (int32_t)(paged__rand(&state) % (uint64_t)(N_AHEAD - first + 1)));
+        for (int i = 0; i < 100; i++) {
+            const int64_t number = (first + i + (paged__rand(&state) % 16 ? 0 : 7)) % N_AHEAD;
+            const paged_status status = get_number(&store, number);
+            CHECK(status == PAGED_OK || status == PAGED_ERR_NOT_FOUND);
+            if (status || paged__rand(&state) % 8 == 0) put(paged__rand(&state) % 4 ? number : 1000 + number);
+            if (paged__rand(&state) % 16 == 0) store.flush(store.self, NULL);
+        }
+    }
+    CHECK_EQ(stats_of(&store).n_damaged, 0);
+    CHECK(stats_of(&store).n_evicted > 0);
+    keys[10].bytes[0] ^= 1; /* one that is not there */
+    store.expect(store.self, keys, N_AHEAD);
+    close_both(); /* and nobody comes for it */
+}
+
+/* A record that is damaged on the disk is no other one when it is read ahead. */
+static void damage_that_is_read_ahead(void) {
+    paged_key keys[20];
+    char path[256];
+    new_dir();
+    open_slots(0);
+    for (int i = 0; i < 20; i++) put(i);
+    for (int i = 0; i < 20; i++) keys[i] = world_key(i);
+    CHECK_EQ(store.flush(store.self, NULL), PAGED_OK);
+    path_of(path, "data-1");
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    CHECK(fd >= 0 && pwrite(fd, "?", 1, 7 * WORLD_SLOT + 700) == 1);
+    CHECK(pwrite(fd, "?", 1, 9 * WORLD_SLOT + 4) == 1);
+    close(fd);
+    store.expect(store.self, keys, 20);
+    for (int i = 0; i < 20; i++)
+        CHECK_EQ(get_number(&store, i), i == 7 || i == 9 ? PAGED_ERR_NOT_FOUND : PAGED_OK);
+    CHECK_EQ(stats_of(&store).n_damaged, 2);
+    close_both();
 }
 
 /* ---- records ---- */
@@ -545,6 +664,9 @@ static void beside_other_threads(void) {
 
 #define TESTS(X)                                                                                             \
     X(comes_back_after_a_restart)                                                                            \
+    X(what_is_expected_is_read_ahead)                                                                        \
+    X(what_was_expected_and_is_not_so)                                                                       \
+    X(damage_that_is_read_ahead)                                                                             \
     X(twice_is_once)                                                                                         \
     X(more_groups_replace_fewer)                                                                             \
     X(tails_by_their_tokens)                                                                                 \

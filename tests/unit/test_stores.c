@@ -248,6 +248,7 @@ static void comes_back_with_the_same_bits(void) {
         CHECK_EQ(ask(e, tokens, n_turn, N_NEW, NULL).from_store, 0); /* from memory now */
         paged_engine_free(e);
         CHECK_EQ(memory->n_conflicts, 0);
+        CHECK_EQ(memory->n_unexpected, 0); /* each read was announced, the tail's too */
         memory_destroy(memory);
     }
     paged_model_free(m);
@@ -270,6 +271,7 @@ static void comes_back_at_every_length(void) {
         paged_engine_free(e);
     }
     CHECK_EQ(memory->n_conflicts, 0);
+    CHECK_EQ(memory->n_unexpected, 0);
     memory_destroy(memory);
     paged_model_free(m);
 }
@@ -315,6 +317,7 @@ static void memory_may_be_small(void) {
     CHECK(stats_of(e).n_store_tokens > 0);
     paged_engine_free(e);
     CHECK_EQ(memory->n_conflicts, 0);
+    CHECK_EQ(memory->n_unexpected, 0);
     memory_destroy(memory);
     paged_model_free(m);
 }
@@ -438,6 +441,7 @@ static void failures_are_misses(void) {
         }
     }
     CHECK_EQ(memory->n_conflicts, 0);
+    CHECK_EQ(memory->n_unexpected, 0);
 
     /* A find that says yes to everything: what is not there is a miss. */
     memory_clear(memory);
@@ -579,6 +583,7 @@ static void nobody_waits_for_writes(void) {
     paged_engine_free(e);
     CHECK(memory->n_records > 0);
     CHECK_EQ(memory->n_conflicts, 0);
+    CHECK_EQ(memory->n_unexpected, 0);
     memory_destroy(memory);
     paged_model_free(m);
 }
@@ -659,6 +664,7 @@ static void a_service_is_told(void) {
         CHECK_EQ(n_from_store > 0, round == 1);
     }
     CHECK_EQ(memory->n_conflicts, 0);
+    CHECK_EQ(memory->n_unexpected, 0);
     memory_destroy(memory);
     paged_model_free(m);
 }
