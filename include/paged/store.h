@@ -100,8 +100,9 @@ typedef struct paged_notes {
     /* until: seconds since 1970 when it goes by itself; 0: it stays. At most 16 MiB. */
     paged_status (*put)(void *self, const char *name, const void *data, size_t size_bytes, int64_t until,
                         paged_error *err);
-    /* *data is the caller's to free with free(). NOT_FOUND. */
-    paged_status (*get)(void *self, const char *name, void **data, size_t *size_bytes, paged_error *err);
+    /* A note, or its first max_bytes: *data is the caller's to free with free(). NOT_FOUND. */
+    paged_status (*get)(void *self, const char *name, size_t max_bytes, void **data, size_t *size_bytes,
+                        paged_error *err);
     paged_status (*erase)(void *self, const char *name, paged_error *err); /* NOT_FOUND */
     /* Each name, newest change first, until fn says false. */
     paged_status (*list)(void *self, bool (*fn)(void *user, const char *name, int64_t changed), void *user,

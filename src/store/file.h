@@ -97,8 +97,8 @@ paged_status paged__index_vacuum(paged__index *index, paged_error *err);
 
 paged_status paged__index_note_put(paged__index *index, const char *name, const void *data, size_t size_bytes,
                                    int64_t now, int64_t until, paged_error *err);
-paged_status paged__index_note_get(paged__index *index, const char *name, int64_t now, void **data,
-                                   size_t *size_bytes, paged_error *err);
+paged_status paged__index_note_get(paged__index *index, const char *name, int64_t now, size_t max_bytes,
+                                   void **data, size_t *size_bytes, paged_error *err);
 paged_status paged__index_note_erase(paged__index *index, const char *name, paged_error *err);
 paged_status paged__index_note_expire(paged__index *index, int64_t now, paged_error *err);
 paged_status paged__index_note_each(paged__index *index, int64_t now,

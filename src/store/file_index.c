@@ -57,7 +57,7 @@ _Static_assert(PAGED__INDEX_VERSION == 1 && APPLICATION_ID == 1346849622, "the s
     X(EACH, "SELECT " ENTRY " FROM records WHERE shape = ?1 ORDER BY slot")                                  \
     X(NOTE_PUT, "INSERT OR REPLACE INTO notes(name, data, turn, changed, until)"                             \
                 " VALUES(?1, ?2, (SELECT ifnull(max(turn), 0) + 1 FROM notes), ?3, ?4)")                     \
-    X(NOTE_GET, "SELECT data FROM notes WHERE name = ?1 AND (until = 0 OR until > ?2)")                      \
+    X(NOTE_GET, "SELECT rowid FROM notes WHERE name = ?1 AND (until = 0 OR until > ?2)")                     \
     X(NOTE_ERASE, "DELETE FROM notes WHERE name = ?1")                                                       \
     X(NOTE_EXPIRE, "DELETE FROM notes WHERE until <> 0 AND until <= ?1")                                     \
     X(NOTE_EACH, "SELECT name, changed FROM notes WHERE until = 0 OR until > ?1 ORDER BY turn DESC")
@@ -578,26 +578,36 @@ paged_status paged__index_note_put(paged__index *index, const char *name, const 
     return change(index, NOTE_PUT, err);
 }
 
-paged_status paged__index_note_get(paged__index *index, const char *name, int64_t now, void **data,
-                                   size_t *size_bytes, paged_error *err) {
+/* Up to max_bytes of the note in this row: of a long one, no more of its pages are read. */
+static paged_status read_note(paged__index *index, int64_t row, size_t max_bytes, void **data,
+                              size_t *size_bytes, paged_error *err) {
+    sqlite3_blob *blob = NULL;
+    int code = sqlite3_blob_open(index->db, "main", "notes", "data", row, 0, &blob);
+    const size_t n = code ? 0 : PAGED_MIN((size_t)sqlite3_blob_bytes(blob), max_bytes);
+    void *found = code ? NULL : paged__alloc(n, 1);
+    if (found) code = sqlite3_blob_read(blob, found, (int)n, 0);
+    if (code) code = code_of(index);
+    sqlite3_blob_close(blob);
+    void *copy = found && !code ? paged__note_copy(found, n) : NULL;
+    paged__free(found);
+    if (code) return fail(index, code, err);
+    if (!copy) return paged__fail(err, PAGED_ERR_NO_MEMORY, "note of %zu bytes", n);
+    *data = copy;
+    *size_bytes = n;
+    return PAGED_OK;
+}
+
+paged_status paged__index_note_get(paged__index *index, const char *name, int64_t now, size_t max_bytes,
+                                   void **data, size_t *size_bytes, paged_error *err) {
     sqlite3_stmt *stmt = prepared(index, NOTE_GET);
     bind_name(stmt, name);
     sqlite3_bind_int64(stmt, 2, now);
     const int code = sqlite3_step(stmt);
-    void *copy = NULL;
-    size_t n_bytes = 0;
-    if (code == SQLITE_ROW) {
-        const void *found = sqlite3_column_blob(stmt, 0);
-        n_bytes = (size_t)sqlite3_column_bytes(stmt, 0);
-        copy = paged__note_copy(found, n_bytes);
-    }
+    const int64_t row = code == SQLITE_ROW ? sqlite3_column_int64(stmt, 0) : 0;
     const paged_status status = end(index, stmt, code, err);
     if (status) return status;
     if (code != SQLITE_ROW) return paged__fail(err, PAGED_ERR_NOT_FOUND, "there is no note '%s'", name);
-    if (!copy) return paged__fail(err, PAGED_ERR_NO_MEMORY, "note of %zu bytes", n_bytes);
-    *data = copy;
-    *size_bytes = n_bytes;
-    return PAGED_OK;
+    return read_note(index, row, max_bytes, data, size_bytes, err);
 }
 
 paged_status paged__index_note_erase(paged__index *index, const char *name, paged_error *err) {

@@ -31,14 +31,15 @@ static paged_status note_put(void *self, const char *name, const void *data, siz
     return paged__file_store_leave(s, status);
 }
 
-static paged_status note_get(void *self, const char *name, void **data, size_t *size_bytes,
+static paged_status note_get(void *self, const char *name, size_t max_bytes, void **data, size_t *size_bytes,
                              paged_error *err) {
     paged__file_store *s = self;
     paged_status status = paged__note_check(name, 0, err);
     if (status) return status;
     status = paged__file_store_enter(s, err);
     if (!status)
-        status = paged__index_note_get(&s->index, name, paged__system()->wall_s(), data, size_bytes, err);
+        status = paged__index_note_get(&s->index, name, paged__system()->wall_s(), max_bytes, data,
+                                       size_bytes, err);
     return paged__file_store_leave(s, status);
 }
 

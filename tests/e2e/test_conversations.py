@@ -230,7 +230,9 @@ def test_what_is_damaged_or_out_of_reach(model, redis):
             status, _, value = server.request("GET", path)
             assert status in (404, 503) and "error" in value, data[:50]
             assert server.request("POST", path + "/turns", {"content": "x"})[0] == status
-            assert all(c["id"] != ident for c in server.get("/v1/conversations")["data"])
+            # A list reads the beginnings of notes, and shows what is damaged behind that, so that it can be deleted.
+            shown = [c["id"] for c in server.get("/v1/conversations")["data"]]
+            assert shown == ([ident] if data == good[:-5] else []), data[:50]
         redis("SET", name, good)
         assert server.get(path)["n_messages"] == 3
         redis.kill()

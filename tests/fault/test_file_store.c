@@ -314,7 +314,7 @@ static void scenario(void) {
             if (i % 6 == 5) get_expected(&store, i - 5, 6);
             if (i == 9) put_growing(&store);
             if (i == 12) notes.put(notes.self, "turns", "hello", 5, 0, NULL);
-            if (i == 13 && notes.get(notes.self, "turns", &data, &n_bytes, NULL) == PAGED_OK) {
+            if (i == 13 && notes.get(notes.self, "turns", SIZE_MAX, &data, &n_bytes, NULL) == PAGED_OK) {
                 CHECK(n_bytes == 5 && memcmp(data, "hello", 5) == 0);
                 free(data);
             }

@@ -511,7 +511,7 @@ static void reading_only_writes_nothing(void) {
     CHECK_EQ(put_number(&store, 7, NULL), PAGED_ERR_LIMIT);
     void *data;
     size_t n_bytes;
-    CHECK_EQ(notes.get(notes.self, "a", &data, &n_bytes, NULL), PAGED_OK);
+    CHECK_EQ(notes.get(notes.self, "a", SIZE_MAX, &data, &n_bytes, NULL), PAGED_OK);
     CHECK_EQ(n_bytes, 1);
     free(data);
     CHECK_EQ(notes.put(notes.self, "a", "b", 1, 0, NULL), PAGED_ERR_LIMIT);
@@ -602,24 +602,29 @@ static void notes_are_kept(void) {
     seen[0] = 0;
     CHECK_EQ(notes.list(notes.self, list_name, NULL, NULL), PAGED_OK);
     CHECK_STR(seen, "a c b ");
-    CHECK_EQ(notes.get(notes.self, "a", &data, &n_bytes, NULL), PAGED_OK);
+    CHECK_EQ(notes.get(notes.self, "a", SIZE_MAX, &data, &n_bytes, NULL), PAGED_OK);
     CHECK_STR(data, "second");
     free(data);
-    CHECK_EQ(notes.get(notes.self, "b", &data, &n_bytes, NULL), PAGED_OK);
+    CHECK_EQ(notes.get(notes.self, "b", SIZE_MAX, &data, &n_bytes, NULL), PAGED_OK);
     CHECK_EQ(n_bytes, 0);
     free(data);
-    CHECK_EQ(notes.get(notes.self, "c", &data, &n_bytes, NULL), PAGED_OK);
+    CHECK_EQ(notes.get(notes.self, "c", SIZE_MAX, &data, &n_bytes, NULL), PAGED_OK);
     CHECK(n_bytes == sizeof big && memcmp(data, big, sizeof big) == 0);
     free(data);
-    CHECK_EQ(notes.get(notes.self, "old", &data, &n_bytes, NULL), PAGED_ERR_NOT_FOUND);
+    for (size_t n = 0; n < 2 * sizeof big; n = 100 * n + 7) { /* its beginning */
+        CHECK_EQ(notes.get(notes.self, "c", n, &data, &n_bytes, NULL), PAGED_OK);
+        CHECK(n_bytes == PAGED_MIN(n, sizeof big) && memcmp(data, big, n_bytes) == 0);
+        free(data);
+    }
+    CHECK_EQ(notes.get(notes.self, "old", SIZE_MAX, &data, &n_bytes, NULL), PAGED_ERR_NOT_FOUND);
     CHECK_EQ(notes.erase(notes.self, "c", NULL), PAGED_OK);
     CHECK_EQ(notes.erase(notes.self, "c", NULL), PAGED_ERR_NOT_FOUND);
-    CHECK_EQ(notes.get(notes.self, "c", &data, &n_bytes, NULL), PAGED_ERR_NOT_FOUND);
+    CHECK_EQ(notes.get(notes.self, "c", SIZE_MAX, &data, &n_bytes, NULL), PAGED_ERR_NOT_FOUND);
     seen[0] = 0;
     CHECK_EQ(notes.list(notes.self, list_name, &seen, NULL), PAGED_OK);
     /* Without a shape, and beside a store that is gone. */
     store.close(store.self);
-    CHECK_EQ(notes.get(notes.self, "a", &data, &n_bytes, NULL), PAGED_OK);
+    CHECK_EQ(notes.get(notes.self, "a", SIZE_MAX, &data, &n_bytes, NULL), PAGED_OK);
     free(data);
     notes.close(notes.self);
     remove_tree(world_dir);
@@ -656,7 +661,7 @@ static void beside_other_threads(void) {
     CHECK(pthread_join(thread, &n_notes) == 0);
     CHECK((intptr_t)n_notes > 0);
     snprintf(text, sizeof text, "%lld", (long long)(intptr_t)n_notes - 1);
-    CHECK_EQ(notes.get(notes.self, "count", &data, &n_bytes, NULL), PAGED_OK);
+    CHECK_EQ(notes.get(notes.self, "count", SIZE_MAX, &data, &n_bytes, NULL), PAGED_OK);
     CHECK_STR(data, text);
     free(data);
     close_both();
