@@ -60,8 +60,11 @@ typedef struct memory_store {
     paged_key expected[MEMORY_RECORDS]; /* [n_expected] of the latest expect; next: the one to be read now */
     int32_t n_expected, next;
     int32_t n_unexpected; /* reads of others */
-    bool blocked;         /* reads and writes wait until memory_let_go() */
-    int32_t n_blocked;    /* that wait now */
+    char pinned_by[129];
+    paged_key pinned[MEMORY_RECORDS]; /* [n_pinned] of the latest pin */
+    int32_t n_pinned, n_pins;
+    bool blocked;      /* reads and writes wait until memory_let_go() */
+    int32_t n_blocked; /* that wait now */
 } memory_store;
 
 static memory_store *memory_create(void) {
@@ -243,6 +246,19 @@ static paged_status memory_write(void *self, const paged_record *r, paged_error 
     return fails ? PAGED_ERR_IO : PAGED_OK;
 }
 
+static paged_status memory_pin(void *self, const char *name, const paged_key *keys, int32_t n,
+                               paged_error *err) {
+    memory_store *m = self;
+    (void)err;
+    pthread_mutex_lock(&m->lock);
+    m->n_pins++;
+    strncpy(m->pinned_by, name, sizeof m->pinned_by - 1);
+    m->n_pinned = n < MEMORY_RECORDS ? n : MEMORY_RECORDS;
+    if (n) memcpy(m->pinned, keys, (size_t)m->n_pinned * sizeof *keys);
+    pthread_mutex_unlock(&m->lock);
+    return PAGED_OK;
+}
+
 static paged_status memory_flush(void *self, paged_error *err) {
     memory_store *m = self;
     const memory_fault fault = memory_begin(m, MEMORY_FLUSH);
@@ -273,6 +289,7 @@ static paged_store memory_as_store(memory_store *m) {
                          .read = memory_read,
                          .tail = memory_tail,
                          .write = memory_write,
+                         .pin = memory_pin,
                          .flush = memory_flush,
                          .get_stats = memory_stats,
                          .close = memory_close};

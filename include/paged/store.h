@@ -84,6 +84,11 @@ typedef struct paged_store {
      * nothing may go), IO, NO_MEMORY; the store is as before. */
     paged_status (*write)(void *self, const paged_record *record, paged_error *err);
 
+    /* The records of these keys, whether they are there yet or not, stay until the same name pins others
+     * (n = 0: none): limits then refuse what is new. Names are those of notes. Errors: LIMIT, IO, NO_MEMORY.
+     * NULL: the store promises nothing. */
+    paged_status (*pin)(void *self, const char *name, const paged_key *keys, int32_t n, paged_error *err);
+
     /* What was written is durable, as far as the place knows. Called when there is nothing else to do. */
     paged_status (*flush)(void *self, paged_error *err);
 

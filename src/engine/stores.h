@@ -3,8 +3,9 @@
  *
  *   index ─ event ─> fresh ─ hold ─> writes [ring] ─┐                  the engine's thread
  *   request ─ ask ─────────────────> loads ─────────┤ lock
+ *   anybody ─ pin ─────────────────> pins ──────────┤
  *                                                   ▼
- *                              store thread: loads first, then writes, then flush
+ *                              store thread: loads first, then pins, then writes, then flush
  *
  * A flush costs syncs and commits, and each time that the thread wakes it takes a core from a step whose
  * other threads wait for it. So it waits until there is enough to flush, or nobody to disturb.
@@ -82,6 +83,14 @@ typedef struct paged__load {
     bool done;         /* under the lock: the thread has answered, or has read what it will */
 } paged__load;
 
+/* What is to be pinned (pin.c), in place of what the name pinned before. */
+typedef struct paged__pin {
+    struct paged__pin *next;
+    char name[129];
+    int32_t n_keys;
+    paged_key keys[]; /* [n_keys] */
+} paged__pin;
+
 /* Bytes in so many nanoseconds, of late. */
 typedef struct paged__rate {
     double amount, ns;
@@ -128,6 +137,7 @@ typedef struct paged__stores {
     bool writing, dirty;
     uint64_t dirty_ns; /* since when */
     paged__load *first_load, *last_load;
+    paged__pin *first_pin, *last_pin;
     uint64_t n_over; /* loads and writes that the thread has done */
     paged__rate read[PAGED_STORES_MAX];
     struct {

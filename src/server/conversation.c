@@ -46,7 +46,7 @@ typedef struct paged__visit {
     json_t *said;                                            /* owned, or NULL: what a turn adds */
     paged__generation *generation;                           /* of a turn that waits to be kept */
     void (*go_on)(paged__server *s, struct paged__visit *v); /* when the job is done */
-    bool changes;
+    bool changes, was_pinned;
     int64_t until;
     /* of a list */
     int32_t limit;
@@ -238,7 +238,32 @@ static void save(paged__server *s, visit *v, void (*go_on)(paged__server *, visi
     ask(s, v, work_save, go_on);
 }
 
+/* The tokens of all messages that there are; owned by the caller. NULL: they are not known. */
+static int32_t *known_tokens(const json_t *note, int32_t *n) {
+    const json_t *list = json_object_get(note, "tokens");
+    paged_error err;
+    int32_t *tokens = NULL;
+    if (json_integer_value(json_object_get(note, "tokens_at")) !=
+            (json_int_t)json_array_size(json_object_get(note, "messages")) ||
+        !paged__openai_tokens(list, "tokens", &tokens, n, &err))
+        return NULL;
+    return tokens;
+}
+
+/* Blocks of a pinned conversation stay in the store, of another one they may go; of the last token of an
+ * answer nothing was computed. It is no error where the store keeps no pins. */
+static void pin_blocks(paged__server *s, const visit *v) {
+    const bool is_pinned = json_is_true(json_object_get(v->note, "pinned"));
+    const char *salt = json_string_value(json_object_get(v->note, "cache_salt"));
+    int32_t n = 0;
+    if (v->status || !s->service || (!is_pinned && !v->was_pinned)) return;
+    int32_t *tokens = is_pinned ? known_tokens(v->note, &n) : NULL;
+    if (tokens || !is_pinned) paged_service_pin(s->service, v->id, salt, tokens, n ? n - 1 : 0, NULL);
+    paged__free(tokens);
+}
+
 static void tell_saved(paged__server *s, visit *v) {
+    pin_blocks(s, v);
     if (v->status)
         refuse_by(s, v);
     else
@@ -296,6 +321,7 @@ static void on_kept(paged__server *s, visit *v) {
     paged__generation *g = v->generation;
     paged_error err = v->err;
     const paged_status status = v->status;
+    pin_blocks(s, v);
     if (status) paged__log(PAGED_LOG_WARN, "conversation %s: a turn is not kept: %s", v->id, err.message);
     free_visit(s, v);
     if (g) paged__generation_end(g, status ? &err : NULL);
@@ -317,18 +343,6 @@ static void keep_tokens(json_t *note, const paged__generation *g) {
     json_object_set_new(note, "tokens_at",
                         json_integer((json_int_t)json_array_size(json_object_get(note, "messages"))));
     json_object_del(note, "turns"); /* of paged chat, which writes other tokens */
-}
-
-/* Those tokens, if they are of all messages that there are; owned by the caller. NULL: there are none. */
-static int32_t *known_tokens(const json_t *note, int32_t *n) {
-    const json_t *list = json_object_get(note, "tokens");
-    paged_error err;
-    int32_t *tokens = NULL;
-    if (json_integer_value(json_object_get(note, "tokens_at")) !=
-            (json_int_t)json_array_size(json_object_get(note, "messages")) ||
-        !paged__openai_tokens(list, "tokens", &tokens, n, &err))
-        return NULL;
-    return tokens;
 }
 
 /* The answer is there; its end is told when it has been kept. */
@@ -427,6 +441,7 @@ static void fork_one(paged__server *s, visit *v) {
     json_t *salt = json_incref(json_object_get(v->note, "cache_salt"));
     const bool ok = make_note(v, messages, salt);
     json_decref(salt);
+    v->was_pinned = false;
     if (ok)
         save(s, v, tell_saved);
     else
@@ -454,6 +469,7 @@ static void drop_turns(paged__server *s, visit *v) {
 
 /* The conversation has been read, for a request that has to do with it. */
 static void on_loaded(paged__server *s, visit *v) {
+    v->was_pinned = json_is_true(json_object_get(v->note, "pinned"));
     if (v->status) {
         refuse_by(s, v);
     } else if (!v->conn) {
@@ -472,6 +488,7 @@ static void on_loaded(paged__server *s, visit *v) {
 }
 
 static void on_erased(paged__server *s, visit *v) {
+    if (!v->status && s->service) paged_service_pin(s->service, v->id, NULL, NULL, 0, NULL);
     if (v->status)
         refuse_by(s, v);
     else

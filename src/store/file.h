@@ -22,7 +22,7 @@
 
 /* ---- file_index.c: what is where ---- */
 
-enum { PAGED__INDEX_VERSION = 1, PAGED__INDEX_STATEMENTS = 32 };
+enum { PAGED__INDEX_VERSION = 1, PAGED__INDEX_STATEMENTS = 48 };
 
 typedef struct paged__index {
     sqlite3 *db;
@@ -40,7 +40,7 @@ typedef struct paged__entry { /* a record as the index knows it */
 typedef struct paged__shape_row {
     int64_t id, slot_bytes;
     int64_t n_records, last_slot; /* last_slot: -1 without records */
-    int64_t last_used, last_used_at;
+    int64_t last_used, last_used_at, n_pinned;
     paged__shape shape;
 } paged__shape_row;
 
@@ -88,6 +88,14 @@ paged_status paged__index_cut(paged__index *index, int64_t shape, int64_t slot, 
 paged_status paged__index_set_back(paged__index *index, int64_t now, paged_error *err);
 paged_status paged__index_counts(paged__index *index, int64_t *n_records, int64_t *last_used,
                                  paged_error *err);
+
+/* Instead of what `name` pinned before, these; of no shape, when n is 0. A pinned record is neither evicted
+ * nor expired; it goes if it is damaged, cut off, or with its shape. */
+paged_status paged__index_pin(paged__index *index, int64_t shape, const char *name, const paged_key *keys,
+                              int32_t n, paged_error *err);
+bool paged__index_is_pinned(paged__index *index, int64_t shape, const paged_key *key);
+paged_status paged__index_last_pinned(paged__index *index, int64_t shape, int64_t *slot,
+                                      paged_error *err); /* -1: none is there */
 
 /* Each record of a shape in the order of slots, until fn says false. fn may not change the index. */
 paged_status paged__index_each(paged__index *index, int64_t shape,

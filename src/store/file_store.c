@@ -148,8 +148,9 @@ paged_status paged__file_store_leave(paged__file_store *s, paged_status status) 
     return status;
 }
 
-static bool is_expired(const paged__file_store *s, const paged__entry *entry) {
-    return s->config.ttl_s > 0 && entry->used_at < now_s() - s->config.ttl_s;
+static bool is_expired(paged__file_store *s, const paged__entry *entry) {
+    return s->config.ttl_s > 0 && entry->used_at < now_s() - s->config.ttl_s &&
+           !paged__index_is_pinned(&s->index, s->shape_id, &entry->key);
 }
 
 static paged_status erase(paged__file_store *s, const paged__entry *entry, paged_error *err) {
@@ -454,16 +455,17 @@ static paged_status shrink(paged__file_store *s, paged_error *err) {
     for (int32_t i = 0; i < n_rows; i++)
         if (rows[i].id != s->shape_id) others += PAGED_MAX(paged__file_store_bytes(s, &rows[i]), 0);
     for (int32_t i = 0; i < n_rows && !status && own + others > max; i++) {
-        if (rows[i].id == s->shape_id) continue;
+        if (rows[i].id == s->shape_id || rows[i].n_pinned) continue;
         const int64_t bytes = PAGED_MAX(paged__file_store_bytes(s, &rows[i]), 0);
         status = paged__file_store_drop(s, rows[i].id, err);
         if (!status) others -= bytes;
     }
     paged__shape_rows_free(rows, n_rows);
     if (!status && own > max) {
-        const int64_t n_slots = max / s->slots.slot_bytes;
-        int64_t n_cut;
-        status = after_change(s, paged__index_cut(&s->index, s->shape_id, n_slots, &n_cut, err));
+        int64_t n_slots = max / s->slots.slot_bytes, n_cut = 0, last_pinned;
+        status = paged__index_last_pinned(&s->index, s->shape_id, &last_pinned, err);
+        n_slots = PAGED_MAX(n_slots, last_pinned + 1);
+        if (!status) status = after_change(s, paged__index_cut(&s->index, s->shape_id, n_slots, &n_cut, err));
         if (!status) status = paged__file_store_commit(s, err);
         if (!status && paged__system()->truncate(s->slots.fd, n_slots * s->slots.slot_bytes) != 0)
             status = paged__io_fail(err, s->dir, errno);
@@ -692,7 +694,7 @@ static paged_status evict_shape(paged__file_store *s, bool *went, paged_error *e
     if (!status) status = paged__index_oldest_use(&s->index, s->shape_id, &own, err);
     if (status == PAGED_ERR_NOT_FOUND) status = PAGED_OK;
     for (int32_t i = 0; i < n_rows && !status && !*went; i++) {
-        if (rows[i].id == s->shape_id || rows[i].last_used > own) continue;
+        if (rows[i].id == s->shape_id || rows[i].n_pinned || rows[i].last_used > own) continue;
         const int64_t bytes = PAGED_MAX(paged__file_store_bytes(s, &rows[i]), 0);
         status = paged__file_store_drop(s, rows[i].id, err);
         if (status) break;
@@ -855,6 +857,23 @@ static paged_status flush(void *self, paged_error *err) {
     return paged__file_store_leave(s, status);
 }
 
+/* ---- pins ---- */
+
+static paged_status pin(void *self, const char *name, const paged_key *keys, int32_t n, paged_error *err) {
+    paged__file_store *s = self;
+    paged_status status = paged__note_check(name, 0, err);
+    if (status) return status;
+    if (s->config.read_only) return paged__fail(err, PAGED_ERR_LIMIT, "%s is open for reading only", s->dir);
+    status = paged__file_store_enter(s, err);
+    /* A transaction of its own, as a note is. */
+    if (!status) paged__file_store_commit(s, NULL);
+    if (!status && !s->front) status = paged__fail(err, PAGED_ERR_INVALID_ARG, "the store was not opened");
+    if (!status && n) status = begin_shape(s, err);
+    if (!status) status = after_change(s, paged__index_pin(&s->index, s->shape_id, name, keys, n, err));
+    if (!status) status = paged__file_store_commit(s, err);
+    return paged__file_store_leave(s, status);
+}
+
 /* ---- create ---- */
 
 static char *join(const char *dir, const char *name) {
@@ -910,6 +929,7 @@ paged_status paged_file_store_create(const paged_file_store_config *config, page
                          .read = read_record,
                          .tail = tail,
                          .write = write_record,
+                         .pin = pin,
                          .flush = flush,
                          .get_stats = get_stats,
                          .close = close_one};

@@ -313,6 +313,8 @@ static void scenario(void) {
             if (i % 5 == 4) get_number(&store, i - 3);
             if (i % 6 == 5) get_expected(&store, i - 5, 6);
             if (i == 9) put_growing(&store);
+            if (i == 7) store.pin(store.self, "conv-1", (paged_key[]){world_key(6), world_key(7)}, 2, NULL);
+            if (i == 25) store.pin(store.self, "conv-1", NULL, 0, NULL);
             if (i == 12) notes.put(notes.self, "turns", "hello", 5, 0, NULL);
             if (i == 13 && notes.get(notes.self, "turns", SIZE_MAX, &data, &n_bytes, NULL) == PAGED_OK) {
                 CHECK(n_bytes == 5 && memcmp(data, "hello", 5) == 0);

@@ -387,6 +387,118 @@ static void a_smaller_limit_shrinks(void) {
     close_both();
 }
 
+/* ---- pins ---- */
+
+static paged_status pin_numbers(const char *name, int64_t first, int32_t n) {
+    paged_key keys[100];
+    for (int32_t i = 0; i < n; i++) keys[i] = world_key(first + i);
+    return store.pin(store.self, name, keys, n, NULL);
+}
+
+static int32_t n_there(int64_t first, int32_t n) {
+    int32_t n_found = 0;
+    for (int32_t i = 0; i < n; i++) n_found += get_number(&store, first + i) == PAGED_OK;
+    return n_found;
+}
+
+static void pinned_records_stay(void) {
+    new_dir();
+    open_slots(20);
+    CHECK_EQ(pin_numbers("later", 5, 3), PAGED_OK); /* 5 … 7, which are not there yet */
+    for (int i = 0; i < 10; i++) put(i);
+    CHECK_EQ(pin_numbers("conv-a", 0, 4), PAGED_OK);
+    CHECK_EQ(pin_numbers("conv-b", 2, 3), PAGED_OK); /* 2 and 3 of both */
+    CHECK_EQ(pin_numbers("../x", 2, 3), PAGED_ERR_INVALID_ARG);
+    for (int i = 100; i < 150; i++) put(i);
+    CHECK_EQ(n_there(0, 10), 8);
+    CHECK_EQ(n_there(100, 50), 12);
+    close_both();
+    open_slots(20); /* after a restart, too */
+    for (int i = 200; i < 250; i++) put(i);
+    CHECK_EQ(n_there(0, 10), 8);
+    /* What one name gives up another one has still. */
+    CHECK_EQ(pin_numbers("conv-a", 0, 0), PAGED_OK);
+    CHECK_EQ(pin_numbers("later", 6, 1), PAGED_OK);
+    for (int i = 300; i < 350; i++) put(i);
+    CHECK_EQ(n_there(0, 10), 4);
+    CHECK_EQ(n_there(2, 3) + n_there(6, 1), 4);
+    /* Nothing may go: what is new is refused, and all is as it was. */
+    CHECK_EQ(pin_numbers("rest", 334, 16), PAGED_OK);
+    CHECK_EQ(n_there(334, 16), 16);
+    CHECK_EQ(put_number(&store, 400, NULL), PAGED_ERR_LIMIT);
+    CHECK_EQ(store.flush(store.self, NULL), PAGED_OK);
+    CHECK_EQ(n_there(334, 16) + n_there(2, 3) + n_there(6, 1), 20);
+    put(335); /* one that is there is used again as ever */
+    CHECK_EQ(pin_numbers("rest", 334, 15), PAGED_OK);
+    put(400);
+    CHECK_EQ(n_there(349, 1), 0);
+    close_both();
+}
+
+static void pins_and_limits(void) {
+    paged__system_calls calls = paged__system_real;
+    calls.wall_s = jumping_clock;
+    paged__system_set(&calls);
+    jumped_to = 1000000000;
+    new_dir();
+    paged_file_store_config config = world_config(world_dir, 20);
+    config.ttl_s = 1000;
+    open_with(&config);
+    for (int i = 0; i < 20; i++) put(i);
+    CHECK_EQ(pin_numbers("conv-a", 3, 3), PAGED_OK); /* 3 … 5 */
+    jumped_to += 5000;
+    CHECK_EQ(n_there(0, 20), 3);
+    CHECK_EQ(store.flush(store.self, NULL), PAGED_OK);
+    CHECK_EQ(stats_of(&store).n_records, 3);
+    close_both();
+    jumped_to += 5000;
+    open_with(&config);
+    CHECK_EQ(n_there(0, 20), 3);
+    for (int i = 20; i < 40; i++) put(i);
+    close_both();
+    /* A smaller limit takes what lies behind the last pinned record. */
+    config.max_bytes = 2 * WORLD_SLOT;
+    open_with(&config);
+    CHECK_EQ(n_there(3, 3), 3);
+    CHECK_EQ(stats_of(&store).bytes, 6 * WORLD_SLOT);
+    close_both();
+    /* Another model's records do not take their place, and its file stays. */
+    jumped_to += 10;
+    paged_store_shape shape = world_shape;
+    shape.fingerprint_bytes--;
+    CHECK_EQ(paged_file_store_create(&config, &store, &notes, NULL), PAGED_OK);
+    CHECK_EQ(store.open(store.self, &shape, NULL), PAGED_OK);
+    CHECK_EQ(put_number(&store, 1, NULL), PAGED_ERR_LIMIT);
+    close_both();
+    config.read_only = true;
+    open_with(&config);
+    CHECK_EQ(n_there(3, 3), 3);
+    CHECK_EQ(pin_numbers("conv-a", 3, 1), PAGED_ERR_LIMIT);
+    close_both();
+    config.read_only = false;
+    open_with(&config);
+    CHECK_EQ(pin_numbers("conv-a", 0, 0), PAGED_OK);
+    jumped_to += 5000;
+    CHECK_EQ(n_there(3, 3), 0);
+    close_both();
+    paged__system_set(NULL);
+}
+
+/* An index from before there were pins is as good. */
+static void pins_come_to_old_indexes(void) {
+    new_dir();
+    open_slots(10);
+    for (int i = 0; i < 5; i++) put(i);
+    close_both();
+    sql("DROP TABLE pins");
+    open_slots(10);
+    CHECK_EQ(n_there(0, 5), 5);
+    CHECK_EQ(pin_numbers("conv-a", 0, 2), PAGED_OK);
+    for (int i = 10; i < 30; i++) put(i);
+    CHECK_EQ(n_there(0, 5), 2);
+    close_both();
+}
+
 /* ---- other shapes ---- */
 
 static void open_other(const char *fingerprint, int64_t n_slots) {
@@ -679,6 +791,9 @@ static void beside_other_threads(void) {
     X(clocks_that_jump)                                                                                      \
     X(keeps_the_disk_free)                                                                                   \
     X(a_smaller_limit_shrinks)                                                                               \
+    X(pinned_records_stay)                                                                                   \
+    X(pins_and_limits)                                                                                       \
+    X(pins_come_to_old_indexes)                                                                              \
     X(other_fingerprints_are_not_seen)                                                                       \
     X(one_process_at_a_time)                                                                                 \
     X(refused_configurations)                                                                                \
