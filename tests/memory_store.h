@@ -56,9 +56,15 @@ typedef struct memory_store {
     void *user;
     int32_t slow_ms;
     int32_t n_calls[MEMORY_CALLS], n_closed;
-    int32_t n_conflicts; /* a key that came with other content */
-    bool blocked;        /* reads and writes wait until memory_let_go() */
-    int32_t n_blocked;   /* that wait now */
+    int32_t n_conflicts;                /* a key that came with other content */
+    paged_key expected[MEMORY_RECORDS]; /* [n_expected] of the latest expect; next: the one to be read now */
+    int32_t n_expected, next;
+    int32_t n_unexpected; /* reads of others */
+    char pinned_by[129];
+    paged_key pinned[MEMORY_RECORDS]; /* [n_pinned] of the latest pin */
+    int32_t n_pinned, n_pins;
+    bool blocked;      /* reads and writes wait until memory_let_go() */
+    int32_t n_blocked; /* that wait now */
 } memory_store;
 
 static memory_store *memory_create(void) {
@@ -147,6 +153,15 @@ static int32_t memory_find(void *self, const paged_key *keys, int32_t n) {
     return i;
 }
 
+static void memory_expect(void *self, const paged_key *keys, int32_t n) {
+    memory_store *m = self;
+    pthread_mutex_lock(&m->lock);
+    m->n_expected = n < MEMORY_RECORDS ? n : MEMORY_RECORDS;
+    memcpy(m->expected, keys, (size_t)m->n_expected * sizeof *keys);
+    m->next = 0;
+    pthread_mutex_unlock(&m->lock);
+}
+
 static void memory_lie(paged_record *r, memory_fault fault, int32_t n_groups) {
     if (fault == MEMORY_WRONG_TOKENS) r->tokens[0] ^= 1;
     if (fault == MEMORY_WRONG_PARENT) r->parent.bytes[3] ^= 1;
@@ -160,6 +175,10 @@ static paged_status memory_read(void *self, paged_record *r, uint32_t wanted) {
     const memory_fault fault = memory_begin(m, MEMORY_READ);
     const memory_record *from = memory_find_record(m, &r->key);
     const bool fails = !from || fault == MEMORY_FAILS;
+    if (m->next < m->n_expected && memory_same_key(&m->expected[m->next], &r->key))
+        m->next++;
+    else
+        m->n_unexpected++;
     for (int32_t g = 0; g < m->shape.n_groups; g++) {
         if (!(wanted >> g & 1)) continue;
         if (fails)
@@ -227,6 +246,19 @@ static paged_status memory_write(void *self, const paged_record *r, paged_error 
     return fails ? PAGED_ERR_IO : PAGED_OK;
 }
 
+static paged_status memory_pin(void *self, const char *name, const paged_key *keys, int32_t n,
+                               paged_error *err) {
+    memory_store *m = self;
+    (void)err;
+    pthread_mutex_lock(&m->lock);
+    m->n_pins++;
+    strncpy(m->pinned_by, name, sizeof m->pinned_by - 1);
+    m->n_pinned = n < MEMORY_RECORDS ? n : MEMORY_RECORDS;
+    if (n) memcpy(m->pinned, keys, (size_t)m->n_pinned * sizeof *keys);
+    pthread_mutex_unlock(&m->lock);
+    return PAGED_OK;
+}
+
 static paged_status memory_flush(void *self, paged_error *err) {
     memory_store *m = self;
     const memory_fault fault = memory_begin(m, MEMORY_FLUSH);
@@ -253,9 +285,11 @@ static paged_store memory_as_store(memory_store *m) {
                          .name = "memory",
                          .open = memory_open,
                          .find = memory_find,
+                         .expect = memory_expect,
                          .read = memory_read,
                          .tail = memory_tail,
                          .write = memory_write,
+                         .pin = memory_pin,
                          .flush = memory_flush,
                          .get_stats = memory_stats,
                          .close = memory_close};

@@ -247,6 +247,16 @@ PAGED_API void paged_engine_cancel(paged_engine *engine, uint64_t id);
 /* Forgets a request, running or finished, and gives its blocks back. NOT_FOUND. */
 PAGED_API paged_status paged_engine_release(paged_engine *engine, uint64_t id);
 
+/* ---- what stores are to keep ---- */
+
+/* Has the stores keep what was computed of these tokens under this salt (NULL: none), and what will be,
+ * beyond limits and time to live, in place of what this name had them keep before; n_tokens 0: nothing any
+ * more. Names are those of notes (store.h). It is done soon, by the thread of the stores; one that fails is
+ * counted. From any thread, beside all other calls. Errors: INVALID_ARG, NO_MEMORY, UNSUPPORTED (no store
+ * that can). */
+PAGED_API paged_status paged_engine_pin(paged_engine *engine, const char *name, const char *salt,
+                                        const int32_t *tokens, int32_t n_tokens, paged_error *err);
+
 /* ---- files, by hand ---- */
 
 typedef struct paged_saved {

@@ -66,6 +66,10 @@ typedef struct paged_store {
      * read. */
     int32_t (*find)(void *self, const paged_key *keys, int32_t n);
 
+    /* These will be read next, in this order, so that they may be fetched before they are asked for. Nobody
+     * hears of what fails, and all of it may come to nothing. NULL: the store has no use for it. */
+    void (*expect)(void *self, const paged_key *keys, int32_t n);
+
     /* Fills the record of record->key: everything else is out, the buffers are the caller's. Groups of
      * `wanted` that are not there are left as they are. Errors: NOT_FOUND (also: too slow, damaged, foreign,
      * larger than it should be), and then the buffers may hold anything. */
@@ -79,6 +83,11 @@ typedef struct paged_store {
     /* Keeps a record; one that is there already is used again (LRU), not written. Errors: LIMIT (no room, and
      * nothing may go), IO, NO_MEMORY; the store is as before. */
     paged_status (*write)(void *self, const paged_record *record, paged_error *err);
+
+    /* The records of these keys, whether they are there yet or not, stay until the same name pins others
+     * (n = 0: none): limits then refuse what is new. Names are those of notes. Errors: LIMIT, IO, NO_MEMORY.
+     * NULL: the store promises nothing. */
+    paged_status (*pin)(void *self, const char *name, const paged_key *keys, int32_t n, paged_error *err);
 
     /* What was written is durable, as far as the place knows. Called when there is nothing else to do. */
     paged_status (*flush)(void *self, paged_error *err);
@@ -96,8 +105,9 @@ typedef struct paged_notes {
     /* until: seconds since 1970 when it goes by itself; 0: it stays. At most 16 MiB. */
     paged_status (*put)(void *self, const char *name, const void *data, size_t size_bytes, int64_t until,
                         paged_error *err);
-    /* *data is the caller's to free with free(). NOT_FOUND. */
-    paged_status (*get)(void *self, const char *name, void **data, size_t *size_bytes, paged_error *err);
+    /* A note, or its first max_bytes: *data is the caller's to free with free(). NOT_FOUND. */
+    paged_status (*get)(void *self, const char *name, size_t max_bytes, void **data, size_t *size_bytes,
+                        paged_error *err);
     paged_status (*erase)(void *self, const char *name, paged_error *err); /* NOT_FOUND */
     /* Each name, newest change first, until fn says false. */
     paged_status (*list)(void *self, bool (*fn)(void *user, const char *name, int64_t changed), void *user,

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -35,6 +36,24 @@ static int64_t real_wall_s(void) {
     return (int64_t)time(NULL);
 }
 
+/* libc has no words for these. */
+static int real_reads_open(int n_max, aio_context_t *out) {
+    *out = 0;
+    return (int)syscall(SYS_io_setup, n_max, out);
+}
+
+static int real_reads_start(aio_context_t reads, int n, struct iocb **of) {
+    return (int)syscall(SYS_io_submit, reads, (long)n, of);
+}
+
+static int real_reads_wait(aio_context_t reads, int n, struct io_event *out) {
+    return (int)syscall(SYS_io_getevents, reads, 1L, (long)n, out, NULL);
+}
+
+static void real_reads_close(aio_context_t reads) {
+    syscall(SYS_io_destroy, reads);
+}
+
 const paged__system_calls paged__system_real = {.open = real_open,
                                                 .mkdir = mkdirat,
                                                 .readv = preadv,
@@ -49,7 +68,11 @@ const paged__system_calls paged__system_real = {.open = real_open,
                                                 .stat_fs = fstatvfs,
                                                 .rename = real_rename,
                                                 .unlink = real_unlink,
-                                                .wall_s = real_wall_s};
+                                                .wall_s = real_wall_s,
+                                                .reads_open = real_reads_open,
+                                                .reads_start = real_reads_start,
+                                                .reads_wait = real_reads_wait,
+                                                .reads_close = real_reads_close};
 static const paged__system_calls *current = &paged__system_real;
 
 const paged__system_calls *paged__system(void) {

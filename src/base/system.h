@@ -4,6 +4,7 @@
 #ifndef PAGED_BASE_SYSTEM_H
 #define PAGED_BASE_SYSTEM_H
 
+#include <linux/aio_abi.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/types.h>
@@ -29,6 +30,11 @@ typedef struct paged__system_calls {
     int (*rename)(int dir, const char *from, const char *to);
     int (*unlink)(int dir, const char *name);
     int64_t (*wall_s)(void); /* seconds since 1970 */
+    /* Reads that go on beside the caller, as in io_submit(2); of wait the count is of reads that are over. */
+    int (*reads_open)(int n_max, aio_context_t *out);
+    int (*reads_start)(aio_context_t reads, int n, struct iocb **of);
+    int (*reads_wait)(aio_context_t reads, int n, struct io_event *out); /* for one of up to n */
+    void (*reads_close)(aio_context_t reads);                            /* waits for what is under way */
 } paged__system_calls;
 
 const paged__system_calls *paged__system(void);

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "base/base.h"
+#include "server/note.h"
 #include "server/text.h"
 
 enum { ID_BYTES = 40, TITLE_BYTES = 60, KEEP_DAYS = 30, LISTED_MAX = 1000 };
@@ -20,16 +21,13 @@ void paged__chat_note_free(paged__chat_note *n) {
 int paged__chat_note_begin(paged__cli *cli, paged__chat_note *n, const char *system) {
     uint64_t id[2];
     char name[ID_BYTES];
-    const json_int_t now = (json_int_t)time(NULL);
     if (!n->notes) return PAGED__EXIT_OK;
     if (getrandom(id, sizeof id, 0) != sizeof id) id[0] = paged__now_ns(), id[1] = paged__mix(id[0]);
     snprintf(name, sizeof name, "conv-%016llx%016llx", (unsigned long long)id[0], (unsigned long long)id[1]);
     json_t *messages = system ? json_pack("[{s:s, s:o}]", "role", "system", "content",
                                           paged__json_text(system, strlen(system)))
                               : json_array();
-    json_t *note =
-        json_pack("{s:i, s:s, s:I, s:I, s:n, s:b, s:n, s:n, s:o}", "paged", 1, "id", name, "created_at", now,
-                  "updated_at", now, "title", "pinned", 0, "expires_at", "cache_salt", "messages", messages);
+    json_t *note = paged__note_create(name, json_null(), messages);
     if (!note) return paged__error(cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
     json_decref(n->note);
     n->note = note;
@@ -45,7 +43,7 @@ static const char *text_of(const json_t *object, const char *name) {
 static json_t *read_note(const paged_notes *notes, const char *id, paged_status *status, paged_error *err) {
     void *data = NULL;
     size_t size = 0;
-    *status = notes->get(notes->self, id, &data, &size, err);
+    *status = notes->get(notes->self, id, SIZE_MAX, &data, &size, err);
     if (*status) return NULL;
     json_t *note = json_loadb(data, size, JSON_REJECT_DUPLICATES, NULL);
     free(data);
@@ -175,13 +173,8 @@ static paged_status save(paged__chat_note *n, paged_error *err) {
                      expires = json_integer_value(json_object_get(n->note, "expires_at"));
     const bool is_pinned = json_is_true(json_object_get(n->note, "pinned"));
     json_object_set_new(n->note, "updated_at", json_integer(now));
-    char *text = json_dumps(n->note, JSON_COMPACT);
-    if (!text) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a conversation");
     const int64_t until = is_pinned ? 0 : expires > 0 ? expires : now + KEEP_DAYS * 86400;
-    const paged_status status =
-        n->notes->put(n->notes->self, text_of(n->note, "id"), text, strlen(text), until, err);
-    free(text);
-    return status;
+    return paged__note_write(n->notes, n->note, until, err);
 }
 
 void paged__chat_note_add(paged__cli *cli, paged__chat_note *n, const paged_conversation *talk,
@@ -217,8 +210,8 @@ static void print_note(paged__cli *cli, const json_t *note) {
     snprintf(name, sizeof name, "%s", title ? title : "");
     for (char *c = name; *c; c++)
         if ((unsigned char)*c < ' ' || *c == 0x7f) *c = ' ';
-    paged__out_printf(cli, "%s  %s  %3zu messages  %s%s\n", text_of(note, "id"), when,
-                      json_array_size(json_object_get(note, "messages")),
+    paged__out_printf(cli, "%s  %s  %3lld messages  %s%s\n", text_of(note, "id"), when,
+                      (long long)json_integer_value(json_object_get(note, "n_messages")),
                       json_is_true(json_object_get(note, "pinned")) ? "* " : "", name);
 }
 
@@ -228,8 +221,7 @@ int paged__chat_note_list(paged__cli *cli, const paged_notes *notes) {
     if (!found.ids) return paged__error(cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
     const paged_status status = notes->list(notes->self, add_name, &found, &err);
     for (int32_t i = 0; status == PAGED_OK && i < found.n; i++) {
-        paged_status how;
-        json_t *note = read_note(notes, found.ids[i], &how, NULL);
+        json_t *note = paged__note_outline(notes, found.ids[i]);
         if (note) print_note(cli, note);
         json_decref(note);
     }

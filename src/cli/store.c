@@ -122,14 +122,17 @@ static bool list_shape(void *user, const paged__tool_shape *shape) {
     json_t *object = NULL;
     if (l->shapes) {
         l->records = l->c->options.records ? json_array() : NULL;
-        object = json_pack("{s:s, s:I, s:I, s:i, s:i, s:I, s:I}", "fingerprint", hash.text, "records",
-                           (json_int_t)shape->n_records, "bytes", (json_int_t)shape->bytes, "block_size",
-                           (int)shape->block_size, "groups", (int)shape->n_groups, "block_bytes",
-                           (json_int_t)record_bytes, "used", (json_int_t)shape->last_used_at);
+        object = json_pack("{s:s, s:I, s:I, s:I, s:i, s:i, s:I, s:I}", "fingerprint", hash.text, "records",
+                           (json_int_t)shape->n_records, "pinned", (json_int_t)shape->n_pinned, "bytes",
+                           (json_int_t)shape->bytes, "block_size", (int)shape->block_size, "groups",
+                           (int)shape->n_groups, "block_bytes", (json_int_t)record_bytes, "used",
+                           (json_int_t)shape->last_used_at);
     } else {
-        paged__out_printf(l->c->cli, "%s  %" PRId64 " records of %d tokens, %s each, %s; used %s\n",
+        char pinned[40] = "";
+        if (shape->n_pinned) snprintf(pinned, sizeof pinned, "; %" PRId64 " pinned", shape->n_pinned);
+        paged__out_printf(l->c->cli, "%s  %" PRId64 " records of %d tokens, %s each, %s; used %s%s\n",
                           hash.text, shape->n_records, shape->block_size, paged__size(record_bytes).text,
-                          paged__size((size_t)shape->bytes).text, when_of(shape->last_used_at).text);
+                          paged__size((size_t)shape->bytes).text, when_of(shape->last_used_at).text, pinned);
     }
     if (l->c->options.records)
         l->status = paged__tool_records(&l->c->store, shape->id, list_record, l, &l->err);

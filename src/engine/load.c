@@ -42,8 +42,6 @@ static void find_tail(const paged__stores *st, paged__load *l) {
     if (n_max < 0) { /* the request computes the last token of the last block */
         l->n_found--;
         l->n_tail = st->block_size - 1;
-        l->tail_key = l->keys[l->n_found];
-        l->tail_from = l->from[l->n_found];
         return;
     }
     for (int32_t s = 0; s < st->n_stores && n_max > 0; s++) {
@@ -55,8 +53,8 @@ static void find_tail(const paged__stores *st, paged__load *l) {
             continue;
         if (n <= l->n_tail || n > n_max) continue;
         l->n_tail = n;
-        l->tail_key = key;
-        l->tail_from = (uint8_t)s;
+        l->keys[l->n_found] = key;
+        l->from[l->n_found] = (uint8_t)s;
     }
 }
 
@@ -72,12 +70,11 @@ static bool is_right(const paged__stores *st, const paged__load *l, const paged_
 }
 
 /* Block i from one of the stores, beginning with the one that said it had it; `place` of l->blocks. */
-static bool read_block(paged__stores *st, const paged__load *l, int32_t i, int32_t place, paged_key key,
-                       int32_t first_store, int32_t n_tokens) {
+static bool read_block(paged__stores *st, const paged__load *l, int32_t i, int32_t place, int32_t n_tokens) {
     uint64_t bytes = 0, n_failed = 0;
     bool ok = false;
-    for (int32_t s = first_store; s < st->n_stores && !ok; s++) {
-        paged_record r = {.key = key, .tokens = st->tokens};
+    for (int32_t s = l->from[i]; s < st->n_stores && !ok; s++) {
+        paged_record r = {.key = l->keys[i], .tokens = st->tokens};
         for (int32_t g = 0; g < st->n_groups; g++) {
             bytes += st->block_bytes[g];
             r.bytes[g] = st->arena + (size_t)l->blocks[place * st->n_groups + g] * st->block_bytes[g];
@@ -102,12 +99,23 @@ static bool read_block(paged__stores *st, const paged__load *l, int32_t i, int32
     return ok;
 }
 
+/* Tells each store what of blocks i … n - 1 it will be asked for. */
+static void expect(const paged__stores *st, const paged__load *l, int32_t i, int32_t n) {
+    for (int32_t first = i++; first < n; i++) {
+        if (i < n && l->from[i] == l->from[first]) continue;
+        const paged_store *store = &st->stores[l->from[first]];
+        if (store->expect) store->expect(store->self, l->keys + first, i - first);
+        first = i;
+    }
+}
+
 static void read_run(paged__stores *st, paged__load *l) {
     int32_t i = atomic_load(&l->n_read);
+    expect(st, l, i, l->n_begun + l->tail_begun);
     for (; i < l->n_begun && !atomic_load(&l->stop); atomic_store(&l->n_read, ++i))
-        if (!read_block(st, l, i, i, l->keys[i], l->from[i], st->block_size)) return;
+        if (!read_block(st, l, i, i, st->block_size)) return;
     if (l->tail_begun && i == l->n_found && !atomic_load(&l->stop))
-        l->tail_read = read_block(st, l, i, l->n_keys, l->tail_key, l->tail_from, l->n_tail);
+        l->tail_read = read_block(st, l, i, l->n_keys, l->n_tail);
 }
 
 void paged__load_work(paged__stores *st, paged__load *l) {
@@ -138,8 +146,8 @@ static paged__load *create_load(const paged_engine *e, const paged__request *r, 
     l->n_tokens = rest - 1;
     l->n_keys = rest / size;
     l->tokens = paged__alloc((size_t)rest, sizeof *l->tokens);
-    l->keys = paged__alloc((size_t)l->n_keys, sizeof *l->keys);
-    l->from = paged__calloc((size_t)l->n_keys, 1);
+    l->keys = paged__alloc((size_t)l->n_keys + 1, sizeof *l->keys);
+    l->from = paged__calloc((size_t)l->n_keys + 1, 1);
     l->blocks = paged__calloc(((size_t)l->n_keys + 1) * (size_t)e->n_groups, sizeof *l->blocks);
     if (l->tokens && l->keys && l->from && l->blocks) return l;
     free_load(l);
@@ -244,7 +252,7 @@ static double ns_to_read(paged__stores *st, const paged__load *l, uint64_t at) {
     for (int32_t i = 0; i < l->n_found && known; i++, ns += one)
         known = (one = paged__rate_ns(&st->read[l->from[i]], (double)block_bytes(st), at)) > 0;
     if (l->n_tail && known) {
-        known = (one = paged__rate_ns(&st->read[l->tail_from], (double)block_bytes(st), at)) > 0;
+        known = (one = paged__rate_ns(&st->read[l->from[l->n_found]], (double)block_bytes(st), at)) > 0;
         ns += one;
     }
     pthread_mutex_unlock(&st->lock);

@@ -466,3 +466,8 @@ bool paged_service_call_within(paged_service *s, int32_t timeout_ms, void (*fn)(
 void paged_service_call(paged_service *s, void (*fn)(paged_engine *engine, void *user), void *user) {
     paged_service_call_within(s, -1, fn, user);
 }
+
+paged_status paged_service_pin(paged_service *s, const char *name, const char *salt, const int32_t *tokens,
+                               int32_t n_tokens, paged_error *err) {
+    return paged_engine_pin(s->engine, name, salt, tokens, n_tokens, err);
+}

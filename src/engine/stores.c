@@ -40,16 +40,19 @@ paged_key paged__store_key(const paged_key *parent, const int32_t *tokens, int32
     return key_from(XXH3_128bits_withSeed(buffer, sizeof *parent + tokens_bytes, KEY_SEED));
 }
 
-paged_key paged__store_space_key(const paged_engine *e, int32_t space) {
-    const paged__stores *st = e->stores;
-    const paged__space *names = &e->cache->spaces[space];
+paged_key paged__store_names_key(const paged__stores *st, const uint8_t *names, size_t n_bytes) {
     XXH3_state_t state;
     XXH3_INITSTATE(&state);
     XXH3_128bits_reset_withSeed(&state, SPACE_SEED);
     XXH3_128bits_update(&state, &st->fingerprint_bytes, sizeof st->fingerprint_bytes);
     XXH3_128bits_update(&state, st->fingerprint, st->fingerprint_bytes);
-    XXH3_128bits_update(&state, names->bytes, names->n_bytes);
+    XXH3_128bits_update(&state, names, n_bytes);
     return key_from(XXH3_128bits_digest(&state));
+}
+
+paged_key paged__store_space_key(const paged_engine *e, int32_t space) {
+    const paged__space *names = &e->cache->spaces[space];
+    return paged__store_names_key(e->stores, names->bytes, names->n_bytes);
 }
 
 static paged_key key_before(const paged_engine *e, int32_t entry) {
@@ -234,6 +237,15 @@ static bool work_once(paged__stores *st) {
         paged__load_work(st, load);
         pthread_mutex_lock(&st->lock);
         load->done = true;
+    } else if (st->first_pin) {
+        paged__pin *pin = st->first_pin;
+        st->first_pin = pin->next;
+        if (!st->first_pin) st->last_pin = NULL;
+        pthread_mutex_unlock(&st->lock);
+        const uint64_t n_failed = paged__pin_work(st, pin);
+        pthread_mutex_lock(&st->lock);
+        st->counted.n_failures += n_failed;
+        return true;
     } else if (st->n_written < st->n_queued) {
         const paged__write *w = write_at(st, st->n_written);
         const bool goes = !w->dropped;

@@ -3,8 +3,9 @@
  *
  *   index ─ event ─> fresh ─ hold ─> writes [ring] ─┐                  the engine's thread
  *   request ─ ask ─────────────────> loads ─────────┤ lock
+ *   anybody ─ pin ─────────────────> pins ──────────┤
  *                                                   ▼
- *                              store thread: loads first, then writes, then flush
+ *                              store thread: loads first, then pins, then writes, then flush
  *
  * A flush costs syncs and commits, and each time that the thread wakes it takes a core from a step whose
  * other threads wait for it. So it waits until there is enough to flush, or nobody to disturb.
@@ -69,20 +70,26 @@ typedef struct paged__load {
     int32_t n_keys;
     int32_t *tokens;  /* [n_tokens + 1] */
     paged_key parent; /* of the first key */
-    paged_key *keys;  /* [n_keys] of whole blocks */
+    paged_key *keys;  /* [n_keys + 1] of whole blocks; [n_found]: of the tail, once there is one */
     int32_t *blocks;  /* [n_keys + 1, n_groups] where they go, as far as begun; [n_keys]: the tail */
     /* the thread, and the engine's after it */
-    uint8_t *from; /* [n_keys] store */
+    uint8_t *from; /* [n_keys + 1] store, as in keys */
     int32_t n_found;
     int32_t n_tail; /* tokens of a partly filled block behind them; 0: none */
-    uint8_t tail_from;
-    paged_key tail_key;
     bool tail_read;
     /* both */
     atomic_int n_read; /* blocks, in order */
     atomic_bool stop;  /* no more than the block at hand */
     bool done;         /* under the lock: the thread has answered, or has read what it will */
 } paged__load;
+
+/* What is to be pinned (pin.c), in place of what the name pinned before. */
+typedef struct paged__pin {
+    struct paged__pin *next;
+    char name[129];
+    int32_t n_keys;
+    paged_key keys[]; /* [n_keys] */
+} paged__pin;
 
 /* Bytes in so many nanoseconds, of late. */
 typedef struct paged__rate {
@@ -130,6 +137,7 @@ typedef struct paged__stores {
     bool writing, dirty;
     uint64_t dirty_ns; /* since when */
     paged__load *first_load, *last_load;
+    paged__pin *first_pin, *last_pin;
     uint64_t n_over; /* loads and writes that the thread has done */
     paged__rate read[PAGED_STORES_MAX];
     struct {

@@ -426,6 +426,10 @@ paged_status paged__tail_from_block(paged_cache *cache, int32_t group, const int
 /* Finds or makes a namespace and takes a reference. Errors: INVALID_ARG, NO_MEMORY. */
 paged_status paged__space_open(paged_cache *cache, const paged_namespace *names, int32_t *space);
 void paged__space_unref(paged_cache *cache, int32_t space);
+/* The fields as bytes, each with kind and length; the caller's to free. NULL and INVALID_ARG, or NULL and
+ * NO_MEMORY, in *status. The engine's, too, and so visible across the border of the libraries. */
+PAGED_API uint8_t *paged__namespace_encode(const paged_namespace *names, size_t *n_bytes,
+                                           paged_status *status);
 void paged__spaces_free(paged_cache *cache);
 
 /* ---- lru.c ---- */

@@ -10,8 +10,7 @@ static int32_t *bucket_of(const paged_cache *cache, uint64_t hash) {
     return &cache->space_buckets[hash & (uint64_t)(cache->n_spaces_max - 1)];
 }
 
-/* The fields as bytes; their number in *n_bytes. NULL and INVALID_ARG, or NULL and NO_MEMORY, in *status. */
-static uint8_t *encode(const paged_namespace *names, size_t *n_bytes, paged_status *status) {
+uint8_t *paged__namespace_encode(const paged_namespace *names, size_t *n_bytes, paged_status *status) {
     size_t size_bytes = 0;
     int32_t last_kind = 0;
     *status = PAGED_ERR_INVALID_ARG;
@@ -73,7 +72,7 @@ static paged_status grow(paged_cache *cache) {
 paged_status paged__space_open(paged_cache *cache, const paged_namespace *names, int32_t *space) {
     size_t n_bytes = 0;
     paged_status status;
-    uint8_t *bytes = encode(names, &n_bytes, &status);
+    uint8_t *bytes = paged__namespace_encode(names, &n_bytes, &status);
     if (!bytes) return status;
     XXH128_hash_t hash = XXH3_128bits(bytes, n_bytes);
     int32_t found = cache->n_spaces_max ? *bucket_of(cache, hash.low64) : -1;

@@ -18,9 +18,8 @@
  * seen. While one visit changes a conversation the others that would are answered 409; between servers the
  * balancer sees to it (docs/stores.md), and the last one to write has written.
  *
- * A note is {"paged": 1, "id", "created_at", "updated_at", "title", "pinned", "expires_at", "cache_salt",
- * "messages", "tokens", "tokens_at"}: the tokens of the first tokens_at messages as they were computed, which
- * their text need not give again. It is no more believed than a client is.
+ * Behind the messages of a note (note.h) are "tokens" and "tokens_at": the tokens of the first tokens_at
+ * messages as they were computed, which their text need not give again.
  */
 #include "server/conversation.h"
 
@@ -32,6 +31,7 @@
 #include "base/base.h"
 #include "server/generate.h"
 #include "server/keeper.h"
+#include "server/note.h"
 #include "server/route.h"
 
 enum { ID_BYTES = 40, TITLE_MAX = 200, TITLE_TAKEN = 60, LIST_DEFAULT = 100, LIST_MAX = 1000 };
@@ -46,7 +46,7 @@ typedef struct paged__visit {
     json_t *said;                                            /* owned, or NULL: what a turn adds */
     paged__generation *generation;                           /* of a turn that waits to be kept */
     void (*go_on)(paged__server *s, struct paged__visit *v); /* when the job is done */
-    bool changes;
+    bool changes, was_pinned;
     int64_t until;
     /* of a list */
     int32_t limit;
@@ -135,56 +135,14 @@ static void ask(paged__server *s, visit *v, void (*work)(const paged_notes *, pa
 
 /* ---- what the keeper's thread does ---- */
 
-static bool is_message(const json_t *message) {
-    const json_t *content = json_object_get(message, "content");
-    return json_is_string(json_object_get(message, "role")) &&
-           (json_is_string(content) || json_is_array(content));
-}
-
-static bool are_messages(const json_t *list) {
-    bool ok = json_is_array(list);
-    for (size_t i = 0; ok && i < json_array_size(list); i++) ok = is_message(json_array_get(list, i));
-    return ok;
-}
-
-static bool is_note(const json_t *note, const char *id) {
-    const char *own = json_string_value(json_object_get(note, "id"));
-    const json_t *title = json_object_get(note, "title"), *salt = json_object_get(note, "cache_salt"),
-                 *expires = json_object_get(note, "expires_at");
-    return own && strcmp(own, id) == 0 && json_integer_value(json_object_get(note, "paged")) == 1 &&
-           json_is_integer(json_object_get(note, "created_at")) &&
-           json_is_integer(json_object_get(note, "updated_at")) &&
-           (json_is_string(title) || json_is_null(title)) &&
-           json_is_boolean(json_object_get(note, "pinned")) &&
-           (json_is_integer(expires) || json_is_null(expires)) &&
-           (json_is_string(salt) || json_is_null(salt)) && are_messages(json_object_get(note, "messages"));
-}
-
-static json_t *read_note(const paged_notes *notes, const char *id, paged_status *status, paged_error *err) {
-    void *data = NULL;
-    size_t size = 0;
-    *status = notes->get(notes->self, id, &data, &size, err);
-    if (*status) return NULL;
-    json_error_t where;
-    json_t *note = json_loadb(data, size, JSON_REJECT_DUPLICATES, &where);
-    free(data);
-    if (note && is_note(note, id)) return note;
-    json_decref(note);
-    *status = paged__fail(err, PAGED_ERR_FORMAT, "its note of %zu bytes is no conversation", size);
-    return NULL;
-}
-
 static void work_load(const paged_notes *notes, paged__job *job) {
     visit *v = (visit *)(void *)job;
-    v->note = read_note(notes, v->id, &v->status, &v->err);
+    v->note = paged__note_read(notes, v->id, &v->status, &v->err);
 }
 
 static void work_save(const paged_notes *notes, paged__job *job) {
     visit *v = (visit *)(void *)job;
-    char *text = json_dumps(v->note, JSON_COMPACT);
-    v->status = text ? notes->put(notes->self, v->id, text, strlen(text), v->until, &v->err)
-                     : paged__fail(&v->err, PAGED_ERR_NO_MEMORY, "no memory for a conversation");
-    free(text);
+    v->status = paged__note_write(notes, v->note, v->until, &v->err);
 }
 
 static void work_erase(const paged_notes *notes, paged__job *job) {
@@ -194,12 +152,13 @@ static void work_erase(const paged_notes *notes, paged__job *job) {
 
 static json_t *describe(const json_t *note, bool with_messages) {
     json_t *messages = json_object_get(note, "messages");
-    json_t *value =
-        json_pack("{s:O, s:s, s:O, s:O, s:O, s:O, s:O, s:I}", "id", json_object_get(note, "id"), "object",
-                  "conversation", "created_at", json_object_get(note, "created_at"), "updated_at",
-                  json_object_get(note, "updated_at"), "title", json_object_get(note, "title"), "pinned",
-                  json_object_get(note, "pinned"), "expires_at", json_object_get(note, "expires_at"),
-                  "n_messages", (json_int_t)json_array_size(messages));
+    const json_int_t n_messages = messages ? (json_int_t)json_array_size(messages)
+                                           : json_integer_value(json_object_get(note, "n_messages"));
+    json_t *value = json_pack("{s:O, s:s, s:O, s:O, s:O, s:O, s:O, s:I}", "id", json_object_get(note, "id"),
+                              "object", "conversation", "created_at", json_object_get(note, "created_at"),
+                              "updated_at", json_object_get(note, "updated_at"), "title",
+                              json_object_get(note, "title"), "pinned", json_object_get(note, "pinned"),
+                              "expires_at", json_object_get(note, "expires_at"), "n_messages", n_messages);
     if (value && with_messages) json_object_set(value, "messages", messages);
     return value;
 }
@@ -232,8 +191,7 @@ static void work_list(const paged_notes *notes, paged__job *job) {
     v->status = p.ids && data ? notes->list(notes->self, add_to_page, &p, &v->err)
                               : paged__fail(&v->err, PAGED_ERR_NO_MEMORY, "no memory for a list");
     for (int32_t i = 0; v->status == PAGED_OK && i < p.n; i++) {
-        paged_status status;
-        json_t *note = read_note(notes, p.ids[i], &status, NULL);
+        json_t *note = paged__note_outline(notes, p.ids[i]);
         /* One that went meanwhile, or is damaged, is not in the list. */
         if (note) json_array_append_new(data, describe(note, false));
         json_decref(note);
@@ -280,7 +238,32 @@ static void save(paged__server *s, visit *v, void (*go_on)(paged__server *, visi
     ask(s, v, work_save, go_on);
 }
 
+/* The tokens of all messages that there are; owned by the caller. NULL: they are not known. */
+static int32_t *known_tokens(const json_t *note, int32_t *n) {
+    const json_t *list = json_object_get(note, "tokens");
+    paged_error err;
+    int32_t *tokens = NULL;
+    if (json_integer_value(json_object_get(note, "tokens_at")) !=
+            (json_int_t)json_array_size(json_object_get(note, "messages")) ||
+        !paged__openai_tokens(list, "tokens", &tokens, n, &err))
+        return NULL;
+    return tokens;
+}
+
+/* Blocks of a pinned conversation stay in the store, of another one they may go; of the last token of an
+ * answer nothing was computed. It is no error where the store keeps no pins. */
+static void pin_blocks(paged__server *s, const visit *v) {
+    const bool is_pinned = json_is_true(json_object_get(v->note, "pinned"));
+    const char *salt = json_string_value(json_object_get(v->note, "cache_salt"));
+    int32_t n = 0;
+    if (v->status || !s->service || (!is_pinned && !v->was_pinned)) return;
+    int32_t *tokens = is_pinned ? known_tokens(v->note, &n) : NULL;
+    if (tokens || !is_pinned) paged_service_pin(s->service, v->id, salt, tokens, n ? n - 1 : 0, NULL);
+    paged__free(tokens);
+}
+
 static void tell_saved(paged__server *s, visit *v) {
+    pin_blocks(s, v);
     if (v->status)
         refuse_by(s, v);
     else
@@ -320,9 +303,7 @@ static bool make_note(visit *v, json_t *messages, json_t *salt) {
     snprintf(v->id, sizeof v->id, "conv-%016llx%016llx", (unsigned long long)id[0],
              (unsigned long long)id[1]);
     json_decref(v->note);
-    v->note = json_pack("{s:i, s:s, s:I, s:I, s:n, s:b, s:n, s:O, s:o}", "paged", 1, "id", v->id,
-                        "created_at", (json_int_t)now_s(), "updated_at", (json_int_t)now_s(), "title",
-                        "pinned", 0, "expires_at", "cache_salt", salt, "messages", messages);
+    v->note = paged__note_create(v->id, salt, messages);
     return v->note != NULL;
 }
 
@@ -333,13 +314,14 @@ static json_t *take_said(const json_t *body) {
     json_t *content = json_object_get(body, "content"), *messages = json_object_get(body, "messages");
     if (json_is_string(content) || json_is_array(content))
         return json_pack("[{s:s, s:O}]", "role", "user", "content", content);
-    return messages && are_messages(messages) ? json_incref(messages) : json_array();
+    return messages && paged__note_are_messages(messages) ? json_incref(messages) : json_array();
 }
 
 static void on_kept(paged__server *s, visit *v) {
     paged__generation *g = v->generation;
     paged_error err = v->err;
     const paged_status status = v->status;
+    pin_blocks(s, v);
     if (status) paged__log(PAGED_LOG_WARN, "conversation %s: a turn is not kept: %s", v->id, err.message);
     free_visit(s, v);
     if (g) paged__generation_end(g, status ? &err : NULL);
@@ -361,18 +343,6 @@ static void keep_tokens(json_t *note, const paged__generation *g) {
     json_object_set_new(note, "tokens_at",
                         json_integer((json_int_t)json_array_size(json_object_get(note, "messages"))));
     json_object_del(note, "turns"); /* of paged chat, which writes other tokens */
-}
-
-/* Those tokens, if they are of all messages that there are; owned by the caller. NULL: there are none. */
-static int32_t *known_tokens(const json_t *note, int32_t *n) {
-    const json_t *list = json_object_get(note, "tokens");
-    paged_error err;
-    int32_t *tokens = NULL;
-    if (json_integer_value(json_object_get(note, "tokens_at")) !=
-            (json_int_t)json_array_size(json_object_get(note, "messages")) ||
-        !paged__openai_tokens(list, "tokens", &tokens, n, &err))
-        return NULL;
-    return tokens;
 }
 
 /* The answer is there; its end is told when it has been kept. */
@@ -471,6 +441,7 @@ static void fork_one(paged__server *s, visit *v) {
     json_t *salt = json_incref(json_object_get(v->note, "cache_salt"));
     const bool ok = make_note(v, messages, salt);
     json_decref(salt);
+    v->was_pinned = false;
     if (ok)
         save(s, v, tell_saved);
     else
@@ -498,6 +469,7 @@ static void drop_turns(paged__server *s, visit *v) {
 
 /* The conversation has been read, for a request that has to do with it. */
 static void on_loaded(paged__server *s, visit *v) {
+    v->was_pinned = json_is_true(json_object_get(v->note, "pinned"));
     if (v->status) {
         refuse_by(s, v);
     } else if (!v->conn) {
@@ -516,6 +488,7 @@ static void on_loaded(paged__server *s, visit *v) {
 }
 
 static void on_erased(paged__server *s, visit *v) {
+    if (!v->status && s->service) paged_service_pin(s->service, v->id, NULL, NULL, 0, NULL);
     if (v->status)
         refuse_by(s, v);
     else
@@ -532,7 +505,7 @@ static void on_listed(paged__server *s, visit *v) {
 
 static void create(paged__server *s, visit *v) {
     json_t *messages = json_object_get(v->body, "messages"), *salt = json_object_get(v->body, "cache_salt");
-    if (messages && !json_is_null(messages) && !are_messages(messages)) {
+    if (messages && !json_is_null(messages) && !paged__note_are_messages(messages)) {
         refuse(s, v, 400, "messages", NULL, "messages must be a list of objects with role and content");
         return;
     }

@@ -84,16 +84,17 @@ static paged_status put_note(void *self, const char *name, const void *data, siz
     return PAGED_OK;
 }
 
-static paged_status get_note(void *self, const char *name, void **data, size_t *size_bytes,
+static paged_status get_note(void *self, const char *name, size_t max_bytes, void **data, size_t *size_bytes,
                              paged_error *err) {
     memory *m = self;
     note **at = find(m, name);
     if (!at) return paged__fail(err, PAGED_ERR_NOT_FOUND, "there is no %s", name);
-    void *copy = malloc((*at)->size_bytes + 1);
-    if (!copy) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %zu bytes", (*at)->size_bytes);
-    memcpy(copy, (*at)->data, (*at)->size_bytes);
+    const size_t n = PAGED_MIN((*at)->size_bytes, max_bytes);
+    void *copy = malloc(n + 1);
+    if (!copy) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %zu bytes", n);
+    memcpy(copy, (*at)->data, n);
     *data = copy;
-    *size_bytes = (*at)->size_bytes;
+    *size_bytes = n;
     return PAGED_OK;
 }
 

@@ -1,5 +1,5 @@
 /* store/file.h: the parts of the file store, from the bottom up: the index (SQLite), the slots of one data
- * file, the store that joins them, the tools of `paged store`.
+ * file, what is read of them ahead, the store that joins them, its notes, the tools of `paged store`.
  *
  * What holds, whatever call fails and whenever the process ends:
  *  - The index names a record only after the data file was synced with it. A batch is one transaction of the
@@ -22,7 +22,7 @@
 
 /* ---- file_index.c: what is where ---- */
 
-enum { PAGED__INDEX_VERSION = 1, PAGED__INDEX_STATEMENTS = 32 };
+enum { PAGED__INDEX_VERSION = 1, PAGED__INDEX_STATEMENTS = 48 };
 
 typedef struct paged__index {
     sqlite3 *db;
@@ -40,7 +40,7 @@ typedef struct paged__entry { /* a record as the index knows it */
 typedef struct paged__shape_row {
     int64_t id, slot_bytes;
     int64_t n_records, last_slot; /* last_slot: -1 without records */
-    int64_t last_used, last_used_at;
+    int64_t last_used, last_used_at, n_pinned;
     paged__shape shape;
 } paged__shape_row;
 
@@ -89,6 +89,14 @@ paged_status paged__index_set_back(paged__index *index, int64_t now, paged_error
 paged_status paged__index_counts(paged__index *index, int64_t *n_records, int64_t *last_used,
                                  paged_error *err);
 
+/* Instead of what `name` pinned before, these; of no shape, when n is 0. A pinned record is neither evicted
+ * nor expired; it goes if it is damaged, cut off, or with its shape. */
+paged_status paged__index_pin(paged__index *index, int64_t shape, const char *name, const paged_key *keys,
+                              int32_t n, paged_error *err);
+bool paged__index_is_pinned(paged__index *index, int64_t shape, const paged_key *key);
+paged_status paged__index_last_pinned(paged__index *index, int64_t shape, int64_t *slot,
+                                      paged_error *err); /* -1: none is there */
+
 /* Each record of a shape in the order of slots, until fn says false. fn may not change the index. */
 paged_status paged__index_each(paged__index *index, int64_t shape,
                                bool (*fn)(void *user, const paged__entry *entry), void *user,
@@ -97,8 +105,8 @@ paged_status paged__index_vacuum(paged__index *index, paged_error *err);
 
 paged_status paged__index_note_put(paged__index *index, const char *name, const void *data, size_t size_bytes,
                                    int64_t now, int64_t until, paged_error *err);
-paged_status paged__index_note_get(paged__index *index, const char *name, int64_t now, void **data,
-                                   size_t *size_bytes, paged_error *err);
+paged_status paged__index_note_get(paged__index *index, const char *name, int64_t now, size_t max_bytes,
+                                   void **data, size_t *size_bytes, paged_error *err);
 paged_status paged__index_note_erase(paged__index *index, const char *name, paged_error *err);
 paged_status paged__index_note_expire(paged__index *index, int64_t now, paged_error *err);
 paged_status paged__index_note_each(paged__index *index, int64_t now,
@@ -117,7 +125,6 @@ typedef enum paged__slot_state {
 /* Slots that are on their way to the file, which get there some at a time and past the system's memory
  * (O_DIRECT): a copy less, and no pages to be found, marked and written by the kernel's threads. */
 typedef struct paged__stage {
-    int fd; /* of the same file; -1: the file system has no such way, and records are written one by one */
     uint8_t *bytes; /* [n_max, slot_bytes]; NULL before the first */
     int32_t n, n_max;
     struct {
@@ -126,9 +133,34 @@ typedef struct paged__stage {
     } of[64];
 } paged__stage;
 
+/* Records that will be read, on their way from the file (file_ahead.c). */
+enum { PAGED__AHEAD_MAX = 64 };
+typedef struct paged__ahead_half {
+    uint8_t *bytes;                  /* [n_max, slot_bytes] */
+    int64_t slots[PAGED__AHEAD_MAX]; /* [n] whose bytes these are */
+    int32_t n;                       /* 0: none, and none under way */
+    int32_t n_under_way;             /* of the reads */
+    bool failed;                     /* of one of them, so none is believed */
+    struct iocb reads[PAGED__AHEAD_MAX];
+} paged__ahead_half;
+
+typedef struct paged__ahead {
+    aio_context_t reads; /* 0: not opened yet */
+    bool off;            /* nothing more is read ahead of this file */
+    uint8_t *bytes;      /* of both halves; NULL before the first */
+    int32_t n_max;
+    paged_key *keys; /* [n_keys] what will be read, [next …] not asked for yet */
+    int32_t n_keys, n_keys_max, next;
+    paged__ahead_half halves[2];
+    int32_t at; /* the half that is looked at; the other one is under way */
+} paged__ahead;
+
 typedef struct paged__slots {
-    int fd; /* -1: no file */
+    int fd;     /* -1: no file */
+    int direct; /* of the same file, past the system's memory; -1: the file system has no such way, and
+                 * records are written one by one, and read when they are asked for */
     paged__stage stage;
+    paged__ahead ahead;
     int64_t slot_bytes, n_slots, n_free;
     uint8_t *states;        /* [n_states >= n_slots] paged__slot_state */
     int64_t n_states, next; /* next: where to look for a free one */
@@ -158,6 +190,19 @@ bool paged__slots_is_staged(const paged__slots *slots, int64_t slot);
  * staged afterwards; stage.of still says what was. */
 int paged__slots_drain(paged__slots *slots);
 
+/* ---- file_ahead.c: what will be read ---- */
+
+/* These will be read next, in this order; what was expected before is not any more. */
+void paged__slots_expect(paged__slots *slots, const paged_key *keys, int32_t n);
+/* Asks for as many of them as there is room for. slot_of: where one is; -1: nowhere. */
+void paged__slots_read_ahead(paged__slots *slots, int64_t (*slot_of)(void *user, const paged_key *key),
+                             void *user);
+/* Whether a slot was asked for. Those of the half before it are not wanted any more: there is room again. */
+bool paged__slots_is_ahead(paged__slots *slots, int64_t slot);
+/* Waits for its bytes, [slot_bytes] until the next call; NULL: it could not be read. */
+const uint8_t *paged__slots_ahead(paged__slots *slots, int64_t slot);
+void paged__slots_end_ahead(paged__slots *slots);
+
 /* ---- file_store.c: the store ---- */
 
 typedef struct paged__file_store {
@@ -185,6 +230,10 @@ typedef struct paged__file_store {
     paged_store_stats stats;
 } paged__file_store;
 
+/* Every call begins and ends so: it may have lost a transaction, and not been able to read what is left. */
+paged_status paged__file_store_enter(paged__file_store *s, paged_error *err);
+paged_status paged__file_store_leave(paged__file_store *s, paged_status status); /* gives status back */
+
 /* For the tools (tools.h), which go from one shape to the next. */
 paged_status paged__file_store_use(paged__file_store *s, const paged_store_shape *shape, paged_error *err);
 /* is_use: it counts as one, for the order in which records go. */
@@ -193,5 +242,9 @@ paged_status paged__file_store_tidy(paged__file_store *s, paged_error *err);
 paged_status paged__file_store_commit(paged__file_store *s, paged_error *err);
 int64_t paged__file_store_bytes(paged__file_store *s, const paged__shape_row *row); /* of its data file */
 paged_status paged__file_store_drop(paged__file_store *s, int64_t shape, paged_error *err);
+
+/* ---- file_notes.c ---- */
+
+paged_notes paged__file_notes(paged__file_store *s, void (*close)(void *self));
 
 #endif

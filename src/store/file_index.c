@@ -23,9 +23,18 @@ static const char schema[] =
     " changed INTEGER NOT NULL, until INTEGER NOT NULL);"
     "CREATE INDEX notes_turn ON notes(turn);"
     "PRAGMA user_version=1; PRAGMA application_id=1346849622;";
+/* An index from before there were pins gets them when it is opened for writing. */
+static const char pins_schema[] =
+    "CREATE TABLE IF NOT EXISTS pins(shape INTEGER NOT NULL, key BLOB NOT NULL, name TEXT NOT NULL,"
+    " PRIMARY KEY(shape, key, name)) WITHOUT ROWID;"
+    "CREATE INDEX IF NOT EXISTS pins_name ON pins(name);";
 _Static_assert(PAGED__INDEX_VERSION == 1 && APPLICATION_ID == 1346849622, "the schema says these numbers");
 
 #define ENTRY "key, slot, parent, first, n_tokens, groups, used_at"
+#define NOT_PINNED                                                                                           \
+    " AND NOT EXISTS (SELECT 1 FROM pins WHERE pins.shape = records.shape AND pins.key = records.key)"
+#define PINNED_OF                                                                                            \
+    " FROM pins JOIN records ON records.shape = pins.shape AND records.key = pins.key WHERE pins.shape = "
 #define STATEMENTS(X)                                                                                        \
     X(BEGIN, "BEGIN IMMEDIATE")                                                                              \
     X(COMMIT, "COMMIT")                                                                                      \
@@ -34,10 +43,12 @@ _Static_assert(PAGED__INDEX_VERSION == 1 && APPLICATION_ID == 1346849622, "the s
               " (SELECT count(*) FROM records WHERE shape = id),"                                            \
               " ifnull((SELECT max(slot) FROM records WHERE shape = id), -1),"                               \
               " ifnull((SELECT max(used) FROM records WHERE shape = id), 0) AS last,"                        \
-              " ifnull((SELECT max(used_at) FROM records WHERE shape = id), 0)"                              \
+              " ifnull((SELECT max(used_at) FROM records WHERE shape = id), 0),"                             \
+              " (SELECT count(DISTINCT records.key)" PINNED_OF "id)"                                         \
               " FROM shapes ORDER BY last, id")                                                              \
     X(ADD_SHAPE, "INSERT INTO shapes(fingerprint, block_size, block_bytes, slot_bytes) VALUES(?1,?2,?3,?4)") \
     X(DROP_RECORDS, "DELETE FROM records WHERE shape = ?1")                                                  \
+    X(DROP_PINS, "DELETE FROM pins WHERE shape = ?1")                                                        \
     X(DROP_SHAPE, "DELETE FROM shapes WHERE id = ?1")                                                        \
     X(GET, "SELECT " ENTRY " FROM records WHERE shape = ?1 AND key = ?2")                                    \
     X(TAIL_BEFORE, "SELECT " ENTRY ", tail FROM records WHERE shape = ?1 AND parent = ?2 AND tail <= ?3"     \
@@ -48,16 +59,20 @@ _Static_assert(PAGED__INDEX_VERSION == 1 && APPLICATION_ID == 1346849622, "the s
            " VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10)")                                                        \
     X(TOUCH, "UPDATE records SET used = ?3, used_at = ?4 WHERE shape = ?1 AND key = ?2")                     \
     X(ERASE, "DELETE FROM records WHERE shape = ?1 AND key = ?2")                                            \
-    X(OLDEST, "SELECT slot, used FROM records WHERE shape = ?1 ORDER BY used LIMIT 1")                       \
+    X(OLDEST, "SELECT slot, used FROM records WHERE shape = ?1" NOT_PINNED " ORDER BY used LIMIT ?2")        \
     X(ERASE_SLOT, "DELETE FROM records WHERE shape = ?1 AND slot = ?2")                                      \
-    X(EXPIRE, "DELETE FROM records WHERE used_at < ?1")                                                      \
+    X(EXPIRE, "DELETE FROM records WHERE used_at < ?1" NOT_PINNED)                                           \
+    X(PIN, "INSERT OR IGNORE INTO pins(name, shape, key) VALUES(?1,?2,?3)")                                  \
+    X(UNPIN, "DELETE FROM pins WHERE name = ?1")                                                             \
+    X(IS_PINNED, "SELECT 1 FROM pins WHERE shape = ?1 AND key = ?2 LIMIT 1")                                 \
+    X(LAST_PINNED, "SELECT ifnull(max(records.slot), -1)" PINNED_OF "?1")                                    \
     X(CUT, "DELETE FROM records WHERE shape = ?1 AND slot >= ?2")                                            \
     X(SET_BACK, "UPDATE records SET used_at = ?1 WHERE used_at > ?1")                                        \
     X(COUNTS, "SELECT count(*), ifnull(max(used), 0) FROM records")                                          \
     X(EACH, "SELECT " ENTRY " FROM records WHERE shape = ?1 ORDER BY slot")                                  \
     X(NOTE_PUT, "INSERT OR REPLACE INTO notes(name, data, turn, changed, until)"                             \
                 " VALUES(?1, ?2, (SELECT ifnull(max(turn), 0) + 1 FROM notes), ?3, ?4)")                     \
-    X(NOTE_GET, "SELECT data FROM notes WHERE name = ?1 AND (until = 0 OR until > ?2)")                      \
+    X(NOTE_GET, "SELECT rowid FROM notes WHERE name = ?1 AND (until = 0 OR until > ?2)")                     \
     X(NOTE_ERASE, "DELETE FROM notes WHERE name = ?1")                                                       \
     X(NOTE_EXPIRE, "DELETE FROM notes WHERE until <> 0 AND until <= ?1")                                     \
     X(NOTE_EACH, "SELECT name, changed FROM notes WHERE until = 0 OR until > ?1 ORDER BY turn DESC")
@@ -254,9 +269,11 @@ paged_status paged__index_open(paged__index *index, const char *path, bool read_
                       err);
     if (!status && is_new) {
         status = exec(index, "BEGIN IMMEDIATE", err);
+        if (!status) status = exec(index, pins_schema, err);
         if (!status) status = exec(index, schema, err);
         if (!status) status = exec(index, "COMMIT", err);
     }
+    if (!status && !is_new && !read_only) status = exec(index, pins_schema, err);
     if (!status) status = prepare(index, err);
     /* What a crash has left in the log goes into the file, so that the log begins anew. */
     if (!status && !read_only) status = exec(index, "PRAGMA wal_checkpoint(TRUNCATE)", err);
@@ -290,7 +307,8 @@ static bool read_shape(sqlite3_stmt *stmt, paged__shape_row *row, paged_status *
                               .n_records = sqlite3_column_int64(stmt, 5),
                               .last_slot = sqlite3_column_int64(stmt, 6),
                               .last_used = sqlite3_column_int64(stmt, 7),
-                              .last_used_at = sqlite3_column_int64(stmt, 8)};
+                              .last_used_at = sqlite3_column_int64(stmt, 8),
+                              .n_pinned = sqlite3_column_int64(stmt, 9)};
     if (n_bytes > sizeof block_bytes || n_bytes % sizeof block_bytes[0] || row->slot_bytes < 1) return false;
     if (n_bytes) memcpy(block_bytes, sqlite3_column_blob(stmt, 3), n_bytes);
     for (int32_t g = 0; g < shape.n_groups; g++) shape.block_bytes[g] = block_bytes[g];
@@ -367,7 +385,8 @@ static paged_status change_by_numbers(paged__index *index, statement which, int6
 }
 
 paged_status paged__index_drop_shape(paged__index *index, int64_t id, paged_error *err) {
-    const paged_status status = change_by_number(index, DROP_RECORDS, id, err);
+    paged_status status = change_by_number(index, DROP_RECORDS, id, err);
+    if (!status) status = change_by_number(index, DROP_PINS, id, err);
     return status ? status : change_by_number(index, DROP_SHAPE, id, err);
 }
 
@@ -482,40 +501,70 @@ paged_status paged__index_erase(paged__index *index, int64_t shape, const paged_
     return change(index, ERASE, err);
 }
 
-static paged_status oldest(paged__index *index, int64_t shape, int64_t *slot, int64_t *used,
-                           paged_error *err) {
+/* Up to n of those that may go, the one that was not used for longest first. */
+static paged_status oldest(paged__index *index, int64_t shape, int64_t *slots, int64_t *used, int32_t n,
+                           int32_t *n_found, paged_error *err) {
     sqlite3_stmt *stmt = prepared(index, OLDEST);
+    int code = SQLITE_DONE;
     sqlite3_bind_int64(stmt, 1, shape);
-    const int code = sqlite3_step(stmt);
-    if (code == SQLITE_ROW) {
-        *slot = sqlite3_column_int64(stmt, 0);
-        *used = sqlite3_column_int64(stmt, 1);
+    sqlite3_bind_int64(stmt, 2, n);
+    for (*n_found = 0; *n_found < n && (code = sqlite3_step(stmt)) == SQLITE_ROW; (*n_found)++) {
+        slots[*n_found] = sqlite3_column_int64(stmt, 0);
+        if (used) *used = sqlite3_column_int64(stmt, 1);
     }
-    const paged_status status = end(index, stmt, code, err);
-    return status ? status : code == SQLITE_ROW ? PAGED_OK : PAGED_ERR_NOT_FOUND;
+    return end(index, stmt, code, err);
 }
 
 paged_status paged__index_oldest_use(paged__index *index, int64_t shape, int64_t *used, paged_error *err) {
     int64_t slot;
-    return oldest(index, shape, &slot, used, err);
+    int32_t n_found;
+    const paged_status status = oldest(index, shape, &slot, used, 1, &n_found, err);
+    return status || n_found ? status : PAGED_ERR_NOT_FOUND;
 }
 
 paged_status paged__index_evict(paged__index *index, int64_t shape, int64_t *slots, int32_t n,
                                 int32_t *n_evicted, paged_error *err) {
-    int32_t done = 0;
-    paged_status status = PAGED_OK;
-    while (done < n && !status) {
-        int64_t used;
-        status = oldest(index, shape, &slots[done], &used, err);
-        if (status == PAGED_ERR_NOT_FOUND) {
-            status = PAGED_OK;
-            break;
-        }
-        if (!status) status = change_by_numbers(index, ERASE_SLOT, shape, slots[done], err);
-        if (!status) done++;
+    int32_t n_found;
+    paged_status status = oldest(index, shape, slots, NULL, n, &n_found, err);
+    *n_evicted = 0;
+    while (*n_evicted < n_found && !status) {
+        status = change_by_numbers(index, ERASE_SLOT, shape, slots[*n_evicted], err);
+        *n_evicted += !status;
     }
-    *n_evicted = done;
     return status;
+}
+
+/* ---- pins ---- */
+
+paged_status paged__index_pin(paged__index *index, int64_t shape, const char *name, const paged_key *keys,
+                              int32_t n, paged_error *err) {
+    sqlite3_bind_text(prepared(index, UNPIN), 1, name, -1, SQLITE_STATIC);
+    paged_status status = change(index, UNPIN, err);
+    for (int32_t i = 0; i < n && !status; i++) {
+        sqlite3_stmt *stmt = prepared(index, PIN);
+        sqlite3_bind_text(stmt, 1, name, -1, SQLITE_STATIC);
+        sqlite3_bind_int64(stmt, 2, shape);
+        bind_key(stmt, 3, &keys[i]);
+        status = change(index, PIN, err);
+    }
+    return status;
+}
+
+bool paged__index_is_pinned(paged__index *index, int64_t shape, const paged_key *key) {
+    sqlite3_stmt *stmt = prepared(index, IS_PINNED);
+    sqlite3_bind_int64(stmt, 1, shape);
+    bind_key(stmt, 2, key);
+    const int code = sqlite3_step(stmt);
+    end(index, stmt, code, NULL);
+    return code == SQLITE_ROW;
+}
+
+paged_status paged__index_last_pinned(paged__index *index, int64_t shape, int64_t *slot, paged_error *err) {
+    sqlite3_stmt *stmt = prepared(index, LAST_PINNED);
+    sqlite3_bind_int64(stmt, 1, shape);
+    const int code = sqlite3_step(stmt);
+    *slot = code == SQLITE_ROW ? sqlite3_column_int64(stmt, 0) : -1;
+    return end(index, stmt, code, err);
 }
 
 static paged_status count_changes(paged__index *index, paged_status status, int64_t *n) {
@@ -578,26 +627,36 @@ paged_status paged__index_note_put(paged__index *index, const char *name, const 
     return change(index, NOTE_PUT, err);
 }
 
-paged_status paged__index_note_get(paged__index *index, const char *name, int64_t now, void **data,
-                                   size_t *size_bytes, paged_error *err) {
+/* Up to max_bytes of the note in this row: of a long one, no more of its pages are read. */
+static paged_status read_note(paged__index *index, int64_t row, size_t max_bytes, void **data,
+                              size_t *size_bytes, paged_error *err) {
+    sqlite3_blob *blob = NULL;
+    int code = sqlite3_blob_open(index->db, "main", "notes", "data", row, 0, &blob);
+    const size_t n = code ? 0 : PAGED_MIN((size_t)sqlite3_blob_bytes(blob), max_bytes);
+    void *found = code ? NULL : paged__alloc(n, 1);
+    if (found) code = sqlite3_blob_read(blob, found, (int)n, 0);
+    if (code) code = code_of(index);
+    sqlite3_blob_close(blob);
+    void *copy = found && !code ? paged__note_copy(found, n) : NULL;
+    paged__free(found);
+    if (code) return fail(index, code, err);
+    if (!copy) return paged__fail(err, PAGED_ERR_NO_MEMORY, "note of %zu bytes", n);
+    *data = copy;
+    *size_bytes = n;
+    return PAGED_OK;
+}
+
+paged_status paged__index_note_get(paged__index *index, const char *name, int64_t now, size_t max_bytes,
+                                   void **data, size_t *size_bytes, paged_error *err) {
     sqlite3_stmt *stmt = prepared(index, NOTE_GET);
     bind_name(stmt, name);
     sqlite3_bind_int64(stmt, 2, now);
     const int code = sqlite3_step(stmt);
-    void *copy = NULL;
-    size_t n_bytes = 0;
-    if (code == SQLITE_ROW) {
-        const void *found = sqlite3_column_blob(stmt, 0);
-        n_bytes = (size_t)sqlite3_column_bytes(stmt, 0);
-        copy = paged__note_copy(found, n_bytes);
-    }
+    const int64_t row = code == SQLITE_ROW ? sqlite3_column_int64(stmt, 0) : 0;
     const paged_status status = end(index, stmt, code, err);
     if (status) return status;
     if (code != SQLITE_ROW) return paged__fail(err, PAGED_ERR_NOT_FOUND, "there is no note '%s'", name);
-    if (!copy) return paged__fail(err, PAGED_ERR_NO_MEMORY, "note of %zu bytes", n_bytes);
-    *data = copy;
-    *size_bytes = n_bytes;
-    return PAGED_OK;
+    return read_note(index, row, max_bytes, data, size_bytes, err);
 }
 
 paged_status paged__index_note_erase(paged__index *index, const char *name, paged_error *err) {

@@ -34,10 +34,8 @@ paged_status paged__slots_open(paged__slots *slots, int dir, int64_t shape, int6
         close(fd);
         return PAGED_ERR_IO;
     }
-    *slots = (paged__slots){.fd = fd, .slot_bytes = slot_bytes, .stage.fd = -1};
-    if (!read_only)
-        slots->stage.fd =
-            paged__system()->open(dir, name, O_WRONLY | O_DIRECT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
+    *slots = (paged__slots){.fd = fd, .slot_bytes = slot_bytes};
+    slots->direct = paged__system()->open(dir, name, (flags & ~O_CREAT) | O_DIRECT, 0);
     /* The last record may be shorter than its slot. */
     const paged_status status = paged__slots_reset(slots, (info.st_size + slot_bytes - 1) / slot_bytes, err);
     if (status) paged__slots_close(slots);
@@ -45,11 +43,12 @@ paged_status paged__slots_open(paged__slots *slots, int dir, int64_t shape, int6
 }
 
 void paged__slots_close(paged__slots *slots) {
+    paged__slots_end_ahead(slots);
     if (slots->fd >= 0) close(slots->fd);
-    if (slots->stage.fd >= 0) close(slots->stage.fd);
+    if (slots->direct >= 0) close(slots->direct);
     paged__free(slots->stage.bytes);
     paged__free(slots->states);
-    *slots = (paged__slots){.fd = -1, .stage.fd = -1};
+    *slots = (paged__slots){.fd = -1, .direct = -1};
 }
 
 static paged_status make_room(paged__slots *slots, int64_t n, paged_error *err) {
@@ -120,9 +119,10 @@ void paged__slots_settle(paged__slots *slots) {
 
 /* ---- the stage ---- */
 
-static void no_stage(paged__stage *stage) {
-    close(stage->fd);
-    stage->fd = -1;
+static void no_direct(paged__slots *slots) {
+    slots->ahead.off = true;
+    close(slots->direct);
+    slots->direct = -1;
 }
 
 static bool set_up(paged__slots *slots) {
@@ -132,13 +132,13 @@ static bool set_up(paged__slots *slots) {
     stage->n_max = (int32_t)PAGED_MAX(PAGED_MIN(STAGE_BYTES / slots->slot_bytes, most), 1);
     const size_t n_bytes = (size_t)stage->n_max * (size_t)slots->slot_bytes;
     stage->bytes = paged__alloc_huge((n_bytes + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN);
-    if (!stage->bytes) no_stage(stage);
+    if (!stage->bytes) no_direct(slots);
     return stage->bytes != NULL;
 }
 
 uint8_t *paged__slots_stage(paged__slots *slots, int64_t slot, const paged_key *key) {
     paged__stage *stage = &slots->stage;
-    if (stage->fd < 0 || !set_up(slots) || stage->n == stage->n_max) return NULL;
+    if (slots->direct < 0 || !set_up(slots) || stage->n == stage->n_max) return NULL;
     stage->of[stage->n].slot = slot;
     stage->of[stage->n].key = *key;
     return stage->bytes + (int64_t)stage->n++ * slots->slot_bytes;
@@ -156,11 +156,11 @@ static int drain_run(paged__slots *slots, int32_t i, int32_t n) {
     const struct iovec all = {stage->bytes + (int64_t)i * slots->slot_bytes,
                               (size_t)n * (size_t)slots->slot_bytes};
     const int64_t at = stage->of[i].slot * slots->slot_bytes;
-    if (stage->fd >= 0) {
-        const int error = paged__write_all(stage->fd, &(struct iovec){all.iov_base, all.iov_len}, 1, at);
+    if (slots->direct >= 0) {
+        const int error = paged__write_all(slots->direct, &(struct iovec){all.iov_base, all.iov_len}, 1, at);
         if (error != EINVAL) return error;
         /* It could be opened so, but wants other sizes or places than these. */
-        no_stage(stage);
+        no_direct(slots);
     }
     return paged__write_all(slots->fd, &(struct iovec){all.iov_base, all.iov_len}, 1, at);
 }

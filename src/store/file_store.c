@@ -138,19 +138,19 @@ paged_status paged__file_store_commit(paged__file_store *s, paged_error *err) {
     return drained; /* the others of the batch are kept */
 }
 
-/* Every call begins so: the store may have lost a transaction, and not been able to read what is left. */
-static paged_status enter(paged__file_store *s, paged_error *err) {
+paged_status paged__file_store_enter(paged__file_store *s, paged_error *err) {
     pthread_mutex_lock(&s->lock);
     return s->stale ? read_again(s, err) : PAGED_OK;
 }
 
-static paged_status leave(paged__file_store *s, paged_status status) {
+paged_status paged__file_store_leave(paged__file_store *s, paged_status status) {
     pthread_mutex_unlock(&s->lock);
     return status;
 }
 
-static bool is_expired(const paged__file_store *s, const paged__entry *entry) {
-    return s->config.ttl_s > 0 && entry->used_at < now_s() - s->config.ttl_s;
+static bool is_expired(paged__file_store *s, const paged__entry *entry) {
+    return s->config.ttl_s > 0 && entry->used_at < now_s() - s->config.ttl_s &&
+           !paged__index_is_pinned(&s->index, s->shape_id, &entry->key);
 }
 
 static paged_status erase(paged__file_store *s, const paged__entry *entry, paged_error *err) {
@@ -455,16 +455,17 @@ static paged_status shrink(paged__file_store *s, paged_error *err) {
     for (int32_t i = 0; i < n_rows; i++)
         if (rows[i].id != s->shape_id) others += PAGED_MAX(paged__file_store_bytes(s, &rows[i]), 0);
     for (int32_t i = 0; i < n_rows && !status && own + others > max; i++) {
-        if (rows[i].id == s->shape_id) continue;
+        if (rows[i].id == s->shape_id || rows[i].n_pinned) continue;
         const int64_t bytes = PAGED_MAX(paged__file_store_bytes(s, &rows[i]), 0);
         status = paged__file_store_drop(s, rows[i].id, err);
         if (!status) others -= bytes;
     }
     paged__shape_rows_free(rows, n_rows);
     if (!status && own > max) {
-        const int64_t n_slots = max / s->slots.slot_bytes;
-        int64_t n_cut;
-        status = after_change(s, paged__index_cut(&s->index, s->shape_id, n_slots, &n_cut, err));
+        int64_t n_slots = max / s->slots.slot_bytes, n_cut = 0, last_pinned;
+        status = paged__index_last_pinned(&s->index, s->shape_id, &last_pinned, err);
+        n_slots = PAGED_MAX(n_slots, last_pinned + 1);
+        if (!status) status = after_change(s, paged__index_cut(&s->index, s->shape_id, n_slots, &n_cut, err));
         if (!status) status = paged__file_store_commit(s, err);
         if (!status && paged__system()->truncate(s->slots.fd, n_slots * s->slots.slot_bytes) != 0)
             status = paged__io_fail(err, s->dir, errno);
@@ -516,8 +517,8 @@ paged_status paged__file_store_use(paged__file_store *s, const paged_store_shape
 
 static paged_status open_store(void *self, const paged_store_shape *shape, paged_error *err) {
     paged__file_store *s = self;
-    const paged_status status = enter(s, err);
-    return leave(s, status ? status : open_locked(s, shape, err));
+    const paged_status status = paged__file_store_enter(s, err);
+    return paged__file_store_leave(s, status ? status : open_locked(s, shape, err));
 }
 
 /* ---- find, read, tail ---- */
@@ -533,10 +534,49 @@ static int32_t find(void *self, const paged_key *keys, int32_t n) {
     paged__file_store *s = self;
     paged__entry entry;
     int32_t found = 0;
-    if (enter(s, NULL) == PAGED_OK)
+    if (paged__file_store_enter(s, NULL) == PAGED_OK)
         while (found < n && look_up(s, &keys[found], &entry) == PAGED_OK) found++;
-    leave(s, PAGED_OK);
+    paged__file_store_leave(s, PAGED_OK);
     return found;
+}
+
+/* Where a record is that will be read. */
+static int64_t slot_of(void *user, const paged_key *key) {
+    paged__file_store *s = user;
+    paged__entry entry;
+    if (look_up(s, key, &entry)) return -1;
+    return paged__slots_is_staged(&s->slots, entry.slot) && drain(s, NULL) ? -1 : entry.slot;
+}
+
+static void expect(void *self, const paged_key *keys, int32_t n) {
+    paged__file_store *s = self;
+    if (paged__file_store_enter(s, NULL) == PAGED_OK) {
+        paged__slots_expect(&s->slots, keys, n);
+        paged__slots_read_ahead(&s->slots, slot_of, s);
+    }
+    paged__file_store_leave(s, PAGED_OK);
+}
+
+/* A record that was read ahead. False: it was not, or is not what it should be; the file knows better. */
+static bool take_ahead(paged__file_store *s, const paged__entry *entry, paged_record *record,
+                       uint32_t wanted) {
+    if (!paged__slots_is_ahead(&s->slots, entry->slot)) return false;
+    paged__slots_read_ahead(&s->slots, slot_of, s);
+    const uint8_t *front = paged__slots_ahead(&s->slots, entry->slot);
+    paged_record found = *record;
+    if (!front || !paged__record_open(&s->shape, front, &found) || found.groups != entry->groups)
+        return false;
+    const uint8_t *bytes = front + s->shape.front_bytes;
+    for (int32_t g = 0; g < s->shape.is.n_groups; g++) {
+        if (!(entry->groups >> g & 1)) continue;
+        if (wanted >> g & 1) {
+            if (!paged__record_group_right(&s->shape, front, g, bytes)) return false;
+            memcpy(record->bytes[g], bytes, s->shape.is.block_bytes[g]);
+        }
+        bytes += s->shape.is.block_bytes[g];
+    }
+    *record = found;
+    return true;
 }
 
 /* Reads front and wanted groups. Returns 0, an errno, or EBADMSG for what is not what it should be. */
@@ -545,6 +585,7 @@ static int read_slot(paged__file_store *s, const paged__entry *entry, paged_reco
     paged_record found = *record;
     int64_t at = entry->slot * s->slots.slot_bytes;
     int error = 0;
+    if (take_ahead(s, entry, record, wanted)) return 0;
     if ((wanted & entry->groups) == entry->groups) {
         const int n_parts = paged__record_parts(&s->shape, record, entry->groups, s->front, parts);
         error = paged__read_all(s->slots.fd, parts, n_parts, at);
@@ -603,10 +644,10 @@ paged_status paged__file_store_read(paged__file_store *s, paged_record *record, 
 
 static paged_status read_record(void *self, paged_record *record, uint32_t wanted) {
     paged__file_store *s = self;
-    paged_status status = enter(s, NULL);
+    paged_status status = paged__file_store_enter(s, NULL);
     count(s, &s->stats.n_reads, 1);
     status = status ? PAGED_ERR_NOT_FOUND : paged__file_store_read(s, record, wanted, true);
-    return leave(s, status);
+    return paged__file_store_leave(s, status);
 }
 
 static paged_status tail(void *self, const paged_key *parent, const int32_t *tokens, int32_t n_tokens,
@@ -614,7 +655,7 @@ static paged_status tail(void *self, const paged_key *parent, const int32_t *tok
     paged__file_store *s = self;
     paged__entry entry;
     int32_t n = 0;
-    paged_status status = enter(s, NULL);
+    paged_status status = paged__file_store_enter(s, NULL);
     if (!status && (!s->shape_id || n_tokens < 1)) status = PAGED_ERR_NOT_FOUND;
     if (!status) {
         n_tokens = PAGED_MIN(n_tokens, s->shape.is.block_size);
@@ -625,7 +666,7 @@ static paged_status tail(void *self, const paged_key *parent, const int32_t *tok
         *key = entry.key;
         *n_common = n;
     }
-    return leave(s, status ? PAGED_ERR_NOT_FOUND : PAGED_OK);
+    return paged__file_store_leave(s, status ? PAGED_ERR_NOT_FOUND : PAGED_OK);
 }
 
 /* ---- write ---- */
@@ -653,7 +694,7 @@ static paged_status evict_shape(paged__file_store *s, bool *went, paged_error *e
     if (!status) status = paged__index_oldest_use(&s->index, s->shape_id, &own, err);
     if (status == PAGED_ERR_NOT_FOUND) status = PAGED_OK;
     for (int32_t i = 0; i < n_rows && !status && !*went; i++) {
-        if (rows[i].id == s->shape_id || rows[i].last_used > own) continue;
+        if (rows[i].id == s->shape_id || rows[i].n_pinned || rows[i].last_used > own) continue;
         const int64_t bytes = PAGED_MAX(paged__file_store_bytes(s, &rows[i]), 0);
         status = paged__file_store_drop(s, rows[i].id, err);
         if (status) break;
@@ -800,110 +841,37 @@ static paged_status write_locked(paged__file_store *s, const paged_record *recor
 
 static paged_status write_record(void *self, const paged_record *record, paged_error *err) {
     paged__file_store *s = self;
-    paged_status status = enter(s, err);
+    paged_status status = paged__file_store_enter(s, err);
     if (!status) status = write_locked(s, record, err);
     if (status == PAGED_OK || status == PAGED_ERR_IO) is_up(s, status == PAGED_OK);
-    return leave(s, status);
+    return paged__file_store_leave(s, status);
 }
 
 static paged_status flush(void *self, paged_error *err) {
     paged__file_store *s = self;
-    paged_status status = enter(s, err);
+    paged_status status = paged__file_store_enter(s, err);
     /* Times of use alone are worth no sync of their own. */
     if (!status && (s->n_new || s->n_going || (s->n_touched && now_s() - s->touched_at >= BATCH_TOUCH_S)))
         status = paged__file_store_commit(s, err);
     if (!status && !s->config.read_only && now_s() - s->expired_at >= EXPIRE_EVERY_S) status = expire(s, err);
-    return leave(s, status);
+    return paged__file_store_leave(s, status);
 }
 
-/* ---- notes ---- */
+/* ---- pins ---- */
 
-/* A note is a transaction of its own, so that it does not fail with records that are lost. */
-static paged_status enter_notes(paged__file_store *s, paged_error *err) {
-    const paged_status status = enter(s, err);
-    if (!status && !s->config.read_only) paged__file_store_commit(s, NULL);
-    return status;
-}
-
-static paged_status commit_note(paged__file_store *s, paged_status status, paged_error *err) {
-    if (!status) status = paged__index_commit(&s->index, err);
-    if (status) paged__index_rollback(&s->index);
-    return status;
-}
-
-static paged_status note_put(void *self, const char *name, const void *data, size_t size_bytes, int64_t until,
-                             paged_error *err) {
-    paged__file_store *s = self;
-    paged_status status = paged__note_check(name, size_bytes, err);
-    if (status) return status;
-    if (s->config.read_only) return paged__fail(err, PAGED_ERR_LIMIT, "%s is open for reading only", s->dir);
-    status = enter_notes(s, err);
-    if (!status) {
-        status = paged__index_note_put(&s->index, name, data, size_bytes, now_s(), until, err);
-        status = commit_note(s, status, err);
-    }
-    return leave(s, status);
-}
-
-static paged_status note_get(void *self, const char *name, void **data, size_t *size_bytes,
-                             paged_error *err) {
-    paged__file_store *s = self;
-    paged_status status = paged__note_check(name, 0, err);
-    if (status) return status;
-    status = enter(s, err);
-    if (!status) status = paged__index_note_get(&s->index, name, now_s(), data, size_bytes, err);
-    return leave(s, status);
-}
-
-static paged_status note_erase(void *self, const char *name, paged_error *err) {
+static paged_status pin(void *self, const char *name, const paged_key *keys, int32_t n, paged_error *err) {
     paged__file_store *s = self;
     paged_status status = paged__note_check(name, 0, err);
     if (status) return status;
     if (s->config.read_only) return paged__fail(err, PAGED_ERR_LIMIT, "%s is open for reading only", s->dir);
-    status = enter_notes(s, err);
-    if (!status) status = commit_note(s, paged__index_note_erase(&s->index, name, err), err);
-    return leave(s, status);
-}
-
-typedef struct note_list {
-    struct note_line {
-        char name[136];
-        int64_t changed;
-    } * lines; /* [n_room] */
-    int32_t n, n_room;
-    bool no_memory;
-} note_list;
-
-static bool add_note(void *user, const char *name, int64_t changed) {
-    note_list *list = user;
-    if (list->n == list->n_room) {
-        const int32_t n_room = list->n_room ? 2 * list->n_room : 64;
-        struct note_line *lines = paged__alloc((size_t)n_room, sizeof *lines);
-        if (lines && list->n) memcpy(lines, list->lines, (size_t)list->n * sizeof *lines);
-        list->no_memory = lines == NULL;
-        if (!lines) return false;
-        paged__free(list->lines);
-        list->lines = lines;
-        list->n_room = n_room;
-    }
-    snprintf(list->lines[list->n].name, sizeof list->lines->name, "%s", name ? name : "");
-    list->lines[list->n++].changed = changed;
-    return true;
-}
-
-/* fn runs outside of the lock, since it may want the notes it hears of. */
-static paged_status note_each(void *self, bool (*fn)(void *user, const char *name, int64_t changed),
-                              void *user, paged_error *err) {
-    paged__file_store *s = self;
-    note_list list = {0};
-    paged_status status = enter(s, err);
-    if (!status) status = paged__index_note_each(&s->index, now_s(), add_note, &list, err);
-    if (!status && list.no_memory) status = paged__fail(err, PAGED_ERR_NO_MEMORY, "%d names", list.n);
-    leave(s, status);
-    for (int32_t i = 0; i < list.n && !status; i++)
-        if (!fn(user, list.lines[i].name, list.lines[i].changed)) break;
-    paged__free(list.lines);
-    return status;
+    status = paged__file_store_enter(s, err);
+    /* A transaction of its own, as a note is. */
+    if (!status) paged__file_store_commit(s, NULL);
+    if (!status && !s->front) status = paged__fail(err, PAGED_ERR_INVALID_ARG, "the store was not opened");
+    if (!status && n) status = begin_shape(s, err);
+    if (!status) status = after_change(s, paged__index_pin(&s->index, s->shape_id, name, keys, n, err));
+    if (!status) status = paged__file_store_commit(s, err);
+    return paged__file_store_leave(s, status);
 }
 
 /* ---- create ---- */
@@ -936,7 +904,7 @@ paged_status paged_file_store_create(const paged_file_store_config *config, page
     paged__file_store *s = paged__calloc(1, sizeof *s);
     if (!s) return paged__fail(err, PAGED_ERR_NO_MEMORY, "%zu bytes", sizeof *s);
     s->config = *config;
-    s->dir_fd = s->slots.fd = s->slots.stage.fd = -1;
+    s->dir_fd = s->slots.fd = s->slots.direct = -1;
     if (!s->config.max_bytes) s->config.max_bytes = (uint64_t)10 << 30;
     if (!s->config.keep_free_bytes) s->config.keep_free_bytes = (uint64_t)1 << 30;
     s->config.max_bytes = PAGED_MIN(s->config.max_bytes, (uint64_t)INT64_MAX / 2);
@@ -957,12 +925,14 @@ paged_status paged_file_store_create(const paged_file_store_config *config, page
                          .name = "file",
                          .open = open_store,
                          .find = find,
+                         .expect = expect,
                          .read = read_record,
                          .tail = tail,
                          .write = write_record,
+                         .pin = pin,
                          .flush = flush,
                          .get_stats = get_stats,
                          .close = close_one};
-    if (notes) *notes = (paged_notes){s, note_put, note_get, note_erase, note_each, close_one};
+    if (notes) *notes = paged__file_notes(s, close_one);
     return PAGED_OK;
 }

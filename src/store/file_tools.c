@@ -36,6 +36,7 @@ static void tell(const paged__tool_watch *watch, int64_t done, int64_t all) {
 static paged__tool_shape shown(paged__file_store *s, const paged__shape_row *row) {
     paged__tool_shape shape = {.id = row->id,
                                .n_records = row->n_records,
+                               .n_pinned = row->n_pinned,
                                .bytes = PAGED_MAX(paged__file_store_bytes(s, row), 0),
                                .last_used_at = row->last_used_at,
                                .block_size = row->shape.is.block_size,

@@ -482,16 +482,17 @@ static paged_status put_note(void *self, const char *name, const void *data, siz
     return status ? status : listed;
 }
 
-static paged_status get_note(void *self, const char *name, void **data, size_t *size_bytes,
+static paged_status get_note(void *self, const char *name, size_t max_bytes, void **data, size_t *size_bytes,
                              paged_error *err) {
     redis *r = self;
     char key[NAME_BYTES], index[NAME_BYTES];
     paged_status status;
     paged__redis_server *s = start_note(r, name, key, index, &status, err);
     if (!s) return status;
+    const size_t n_max = PAGED_MAX(PAGED_MIN(max_bytes, (size_t)PAGED__NOTE_MAX + 1), (size_t)1);
     /* A range is never longer than agreed, and one of a name that is not there is empty. */
     const bool asked = paged__redis_ask(&r->link, s, "EXISTS %s", key) &&
-                       paged__redis_ask(&r->link, s, "GETRANGE %s 0 %d", key, PAGED__NOTE_MAX);
+                       paged__redis_ask(&r->link, s, "GETRANGE %s 0 %d", key, (int)n_max - 1);
     const long long n_there = asked ? take_number(&r->link, s) : -1;
     redisReply *reply = n_there >= 0 ? paged__redis_reply(&r->link, s, PAGED__NOTE_MAX + SMALL) : NULL;
     if (!reply) return paged__fail(err, PAGED_ERR_IO, "%s", r->link.reason);
@@ -502,12 +503,13 @@ static paged_status get_note(void *self, const char *name, void **data, size_t *
     } else if (reply->len > PAGED__NOTE_MAX) {
         status = paged__fail(err, PAGED_ERR_IO, "%s has more than %d bytes", name, PAGED__NOTE_MAX);
     } else {
-        void *copy = paged__note_copy(reply->str, reply->len);
+        const size_t n = PAGED_MIN(reply->len, max_bytes);
+        void *copy = paged__note_copy(reply->str, n);
         if (copy) {
             *data = copy;
-            *size_bytes = reply->len;
+            *size_bytes = n;
         } else {
-            status = paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %zu bytes", reply->len);
+            status = paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %zu bytes", n);
         }
     }
     freeReplyObject(reply);

@@ -10,6 +10,7 @@
 
 typedef struct paged__tool_shape { /* a fingerprint, and what there is of it */
     int64_t id, n_records, bytes;  /* bytes: of its data file */
+    int64_t n_pinned;              /* of the records */
     int64_t last_used_at;          /* seconds since 1970; 0: it has no record */
     int32_t block_size, n_groups;
     size_t block_bytes[PAGED_GROUPS_MAX];

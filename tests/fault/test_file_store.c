@@ -113,9 +113,38 @@ static int64_t f_wall_s(void) {
     return 1700000000;
 }
 
-static const paged__system_calls faulty = {f_open,       f_mkdir,     f_readv,  f_writev,   f_allocate,
-                                           f_start_sync, f_sync_data, f_sync,   f_truncate, f_stat,
-                                           f_stat_at,    f_stat_fs,   f_rename, f_unlink,   f_wall_s};
+/* Reads in the background: none may begin, some may, or they end badly. */
+static int f_reads_open(int n_max, aio_context_t *out) {
+    return fires() ? failing(-1) : paged__system_real.reads_open(n_max, out);
+}
+static int f_reads_start(aio_context_t reads, int n, struct iocb **of) {
+    if (direct == DIRECT_MISFITS) {
+        errno = EINVAL;
+        return -1;
+    }
+    if (!fires()) return paged__system_real.reads_start(reads, n, of);
+    if (fault_kind == FAIL_SHORT && n > 1) return paged__system_real.reads_start(reads, n / 2, of);
+    return failing(-1);
+}
+static int f_reads_wait(aio_context_t reads, int n, struct io_event *out) {
+    if (!fires()) return paged__system_real.reads_wait(reads, n, out);
+    if (fault_kind == FAIL_EINTR) {
+        errno = EINTR;
+        return -1;
+    }
+    if (fault_kind == FAIL_FOR_EVER) return failing(-1);
+    n = paged__system_real.reads_wait(reads, n, out);
+    if (n > 0) out[0].res = fault_kind == FAIL_SHORT ? out[0].res / 2 : -EIO;
+    return n;
+}
+static void f_reads_close(aio_context_t reads) {
+    paged__system_real.reads_close(reads);
+}
+
+static const paged__system_calls faulty = {
+    f_open,   f_mkdir,      f_readv,       f_writev,     f_allocate,   f_start_sync, f_sync_data,
+    f_sync,   f_truncate,   f_stat,        f_stat_at,    f_stat_fs,    f_rename,     f_unlink,
+    f_wall_s, f_reads_open, f_reads_start, f_reads_wait, f_reads_close};
 
 /* ---- SQLite's files, counted along ---- */
 
@@ -254,6 +283,16 @@ static void get_growing(paged_store *store) {
     CHECK(memcmp(r.bytes[0], want.bytes[0], world_bytes[0]) == 0);
 }
 
+/* Records from `first` on, as an engine gets them: it says beforehand which. */
+static int32_t get_expected(paged_store *store, int64_t first, int32_t n) {
+    paged_key keys[N_RECORDS];
+    int32_t n_right = 0;
+    for (int32_t i = 0; i < n; i++) keys[i] = world_key(first + i);
+    store->expect(store->self, keys, n);
+    while (n_right < n && get_number(store, first + n_right) == PAGED_OK) n_right++;
+    return n_right;
+}
+
 /* Failures are its lot; wrong answers are not. */
 static void scenario(void) {
     paged_store store;
@@ -272,9 +311,12 @@ static void scenario(void) {
             CHECK(status == PAGED_OK || err.message[0] != 0);
             if (i % 4 == 3) store.flush(store.self, NULL);
             if (i % 5 == 4) get_number(&store, i - 3);
+            if (i % 6 == 5) get_expected(&store, i - 5, 6);
             if (i == 9) put_growing(&store);
+            if (i == 7) store.pin(store.self, "conv-1", (paged_key[]){world_key(6), world_key(7)}, 2, NULL);
+            if (i == 25) store.pin(store.self, "conv-1", NULL, 0, NULL);
             if (i == 12) notes.put(notes.self, "turns", "hello", 5, 0, NULL);
-            if (i == 13 && notes.get(notes.self, "turns", &data, &n_bytes, NULL) == PAGED_OK) {
+            if (i == 13 && notes.get(notes.self, "turns", SIZE_MAX, &data, &n_bytes, NULL) == PAGED_OK) {
                 CHECK(n_bytes == 5 && memcmp(data, "hello", 5) == 0);
                 free(data);
             }

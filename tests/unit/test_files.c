@@ -3,6 +3,7 @@
  * Method: records whose bits follow from a number are written and read across restarts; limits, time to live,
  * other fingerprints, other versions, foreign files and notes are each tried with the result stated.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sqlite3.h>
@@ -55,6 +56,124 @@ static void sql(const char *text) {
     CHECK_EQ(sqlite3_open(path, &db), SQLITE_OK);
     CHECK_EQ(sqlite3_exec(db, text, NULL, NULL, NULL), SQLITE_OK);
     sqlite3_close(db);
+}
+
+/* ---- what is read ahead ---- */
+
+enum { N_AHEAD = 300 }; /* of more than two halves of what is read at a time */
+static int32_t n_read_now, n_started;
+static bool is_refused; /* nothing is read beside the caller */
+
+static ssize_t counted_read(int fd, const struct iovec *parts, int n_parts, off_t offset) {
+    n_read_now++;
+    return preadv(fd, parts, n_parts, offset);
+}
+static int counted_start(aio_context_t reads, int n, struct iocb **of) {
+    n_started += n;
+    return paged__system_real.reads_start(reads, n, of);
+}
+static int open_reads(int n_max, aio_context_t *out) {
+    errno = ENOSYS;
+    return is_refused ? -1 : paged__system_real.reads_open(n_max, out);
+}
+
+/* Whether this system can read past its memory, and beside the caller. */
+static bool has_ahead(void) {
+    aio_context_t reads;
+    const int fd = open(world_dir, O_TMPFILE | O_RDWR | O_DIRECT, 0600);
+    const bool opens = fd >= 0 && paged__system_real.reads_open(1, &reads) == 0;
+    if (fd >= 0) close(fd);
+    if (opens) paged__system_real.reads_close(reads);
+    return opens;
+}
+
+/* All records, in an order; says first which. */
+static void get_all(const int32_t *order, bool is_told) {
+    static paged_key keys[N_AHEAD];
+    for (int i = 0; i < N_AHEAD; i++) keys[i] = world_key(order[i]);
+    n_read_now = n_started = 0;
+    if (is_told) store.expect(store.self, keys, N_AHEAD);
+    for (int i = 0; i < N_AHEAD; i++) CHECK_EQ(get_number(&store, order[i]), PAGED_OK);
+}
+
+static void what_is_expected_is_read_ahead(void) {
+    paged__system_calls calls = paged__system_real;
+    int32_t forwards[N_AHEAD], mixed[N_AHEAD];
+    for (int i = 0; i < N_AHEAD; i++) {
+        forwards[i] = i;
+        mixed[i] = i % 2 ? N_AHEAD - i : i; /* no two neighbours */
+    }
+    calls.readv = counted_read;
+    calls.reads_start = counted_start;
+    calls.reads_open = open_reads;
+    paged__system_set(&calls);
+    for (int refused = 0; refused < 2; refused++) {
+        is_refused = refused;
+        new_dir();
+        open_slots(0);
+        for (int i = 0; i < N_AHEAD; i++) put(i);
+        const bool ahead = !refused && has_ahead();
+        get_all(forwards, false);
+        CHECK_EQ(n_read_now, N_AHEAD);
+        get_all(forwards, true);
+        CHECK_EQ(n_read_now, ahead ? 0 : N_AHEAD);
+        CHECK(!ahead || n_started < 10);
+        get_all(mixed, true);
+        CHECK_EQ(n_read_now, ahead ? 0 : N_AHEAD);
+        CHECK_EQ(n_started, ahead ? N_AHEAD : 0);
+        CHECK_EQ(stats_of(&store).n_damaged, 0);
+        close_both();
+    }
+    paged__system_set(NULL);
+}
+
+/* What is expected may be read in another order, written, damaged or gone by then: what comes is right, and
+ * what does not is a miss as ever. */
+static void what_was_expected_and_is_not_so(void) {
+    uint64_t state = test_seed;
+    paged_key keys[N_AHEAD];
+    new_dir();
+    open_slots(N_AHEAD);
+    for (int i = 0; i < N_AHEAD; i++) put(i);
+    for (int i = 0; i < N_AHEAD; i++) keys[i] = world_key(i);
+    for (int round = 0; round < (test_long ? 2000 : 40); round++) {
+        const int32_t first = (int32_t)(paged__rand(&state) % N_AHEAD);
+        store.expect(store.self, keys + first,
+                     (int32_t)(paged__rand(&state) % (uint64_t)(N_AHEAD - first + 1)));
+        for (int i = 0; i < 100; i++) {
+            const int64_t number = (first + i + (paged__rand(&state) % 16 ? 0 : 7)) % N_AHEAD;
+            const paged_status status = get_number(&store, number);
+            CHECK(status == PAGED_OK || status == PAGED_ERR_NOT_FOUND);
+            if (status || paged__rand(&state) % 8 == 0) put(paged__rand(&state) % 4 ? number : 1000 + number);
+            if (paged__rand(&state) % 16 == 0) store.flush(store.self, NULL);
+        }
+    }
+    CHECK_EQ(stats_of(&store).n_damaged, 0);
+    CHECK(stats_of(&store).n_evicted > 0);
+    keys[10].bytes[0] ^= 1; /* one that is not there */
+    store.expect(store.self, keys, N_AHEAD);
+    close_both(); /* and nobody comes for it */
+}
+
+/* A record that is damaged on the disk is no other one when it is read ahead. */
+static void damage_that_is_read_ahead(void) {
+    paged_key keys[20];
+    char path[256];
+    new_dir();
+    open_slots(0);
+    for (int i = 0; i < 20; i++) put(i);
+    for (int i = 0; i < 20; i++) keys[i] = world_key(i);
+    CHECK_EQ(store.flush(store.self, NULL), PAGED_OK);
+    path_of(path, "data-1");
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    CHECK(fd >= 0 && pwrite(fd, "?", 1, 7 * WORLD_SLOT + 700) == 1);
+    CHECK(pwrite(fd, "?", 1, 9 * WORLD_SLOT + 4) == 1);
+    close(fd);
+    store.expect(store.self, keys, 20);
+    for (int i = 0; i < 20; i++)
+        CHECK_EQ(get_number(&store, i), i == 7 || i == 9 ? PAGED_ERR_NOT_FOUND : PAGED_OK);
+    CHECK_EQ(stats_of(&store).n_damaged, 2);
+    close_both();
 }
 
 /* ---- records ---- */
@@ -268,6 +387,118 @@ static void a_smaller_limit_shrinks(void) {
     close_both();
 }
 
+/* ---- pins ---- */
+
+static paged_status pin_numbers(const char *name, int64_t first, int32_t n) {
+    paged_key keys[100];
+    for (int32_t i = 0; i < n; i++) keys[i] = world_key(first + i);
+    return store.pin(store.self, name, keys, n, NULL);
+}
+
+static int32_t n_there(int64_t first, int32_t n) {
+    int32_t n_found = 0;
+    for (int32_t i = 0; i < n; i++) n_found += get_number(&store, first + i) == PAGED_OK;
+    return n_found;
+}
+
+static void pinned_records_stay(void) {
+    new_dir();
+    open_slots(20);
+    CHECK_EQ(pin_numbers("later", 5, 3), PAGED_OK); /* 5 … 7, which are not there yet */
+    for (int i = 0; i < 10; i++) put(i);
+    CHECK_EQ(pin_numbers("conv-a", 0, 4), PAGED_OK);
+    CHECK_EQ(pin_numbers("conv-b", 2, 3), PAGED_OK); /* 2 and 3 of both */
+    CHECK_EQ(pin_numbers("../x", 2, 3), PAGED_ERR_INVALID_ARG);
+    for (int i = 100; i < 150; i++) put(i);
+    CHECK_EQ(n_there(0, 10), 8);
+    CHECK_EQ(n_there(100, 50), 12);
+    close_both();
+    open_slots(20); /* after a restart, too */
+    for (int i = 200; i < 250; i++) put(i);
+    CHECK_EQ(n_there(0, 10), 8);
+    /* What one name gives up another one has still. */
+    CHECK_EQ(pin_numbers("conv-a", 0, 0), PAGED_OK);
+    CHECK_EQ(pin_numbers("later", 6, 1), PAGED_OK);
+    for (int i = 300; i < 350; i++) put(i);
+    CHECK_EQ(n_there(0, 10), 4);
+    CHECK_EQ(n_there(2, 3) + n_there(6, 1), 4);
+    /* Nothing may go: what is new is refused, and all is as it was. */
+    CHECK_EQ(pin_numbers("rest", 334, 16), PAGED_OK);
+    CHECK_EQ(n_there(334, 16), 16);
+    CHECK_EQ(put_number(&store, 400, NULL), PAGED_ERR_LIMIT);
+    CHECK_EQ(store.flush(store.self, NULL), PAGED_OK);
+    CHECK_EQ(n_there(334, 16) + n_there(2, 3) + n_there(6, 1), 20);
+    put(335); /* one that is there is used again as ever */
+    CHECK_EQ(pin_numbers("rest", 334, 15), PAGED_OK);
+    put(400);
+    CHECK_EQ(n_there(349, 1), 0);
+    close_both();
+}
+
+static void pins_and_limits(void) {
+    paged__system_calls calls = paged__system_real;
+    calls.wall_s = jumping_clock;
+    paged__system_set(&calls);
+    jumped_to = 1000000000;
+    new_dir();
+    paged_file_store_config config = world_config(world_dir, 20);
+    config.ttl_s = 1000;
+    open_with(&config);
+    for (int i = 0; i < 20; i++) put(i);
+    CHECK_EQ(pin_numbers("conv-a", 3, 3), PAGED_OK); /* 3 … 5 */
+    jumped_to += 5000;
+    CHECK_EQ(n_there(0, 20), 3);
+    CHECK_EQ(store.flush(store.self, NULL), PAGED_OK);
+    CHECK_EQ(stats_of(&store).n_records, 3);
+    close_both();
+    jumped_to += 5000;
+    open_with(&config);
+    CHECK_EQ(n_there(0, 20), 3);
+    for (int i = 20; i < 40; i++) put(i);
+    close_both();
+    /* A smaller limit takes what lies behind the last pinned record. */
+    config.max_bytes = 2 * WORLD_SLOT;
+    open_with(&config);
+    CHECK_EQ(n_there(3, 3), 3);
+    CHECK_EQ(stats_of(&store).bytes, 6 * WORLD_SLOT);
+    close_both();
+    /* Another model's records do not take their place, and its file stays. */
+    jumped_to += 10;
+    paged_store_shape shape = world_shape;
+    shape.fingerprint_bytes--;
+    CHECK_EQ(paged_file_store_create(&config, &store, &notes, NULL), PAGED_OK);
+    CHECK_EQ(store.open(store.self, &shape, NULL), PAGED_OK);
+    CHECK_EQ(put_number(&store, 1, NULL), PAGED_ERR_LIMIT);
+    close_both();
+    config.read_only = true;
+    open_with(&config);
+    CHECK_EQ(n_there(3, 3), 3);
+    CHECK_EQ(pin_numbers("conv-a", 3, 1), PAGED_ERR_LIMIT);
+    close_both();
+    config.read_only = false;
+    open_with(&config);
+    CHECK_EQ(pin_numbers("conv-a", 0, 0), PAGED_OK);
+    jumped_to += 5000;
+    CHECK_EQ(n_there(3, 3), 0);
+    close_both();
+    paged__system_set(NULL);
+}
+
+/* An index from before there were pins is as good. */
+static void pins_come_to_old_indexes(void) {
+    new_dir();
+    open_slots(10);
+    for (int i = 0; i < 5; i++) put(i);
+    close_both();
+    sql("DROP TABLE pins");
+    open_slots(10);
+    CHECK_EQ(n_there(0, 5), 5);
+    CHECK_EQ(pin_numbers("conv-a", 0, 2), PAGED_OK);
+    for (int i = 10; i < 30; i++) put(i);
+    CHECK_EQ(n_there(0, 5), 2);
+    close_both();
+}
+
 /* ---- other shapes ---- */
 
 static void open_other(const char *fingerprint, int64_t n_slots) {
@@ -392,7 +623,7 @@ static void reading_only_writes_nothing(void) {
     CHECK_EQ(put_number(&store, 7, NULL), PAGED_ERR_LIMIT);
     void *data;
     size_t n_bytes;
-    CHECK_EQ(notes.get(notes.self, "a", &data, &n_bytes, NULL), PAGED_OK);
+    CHECK_EQ(notes.get(notes.self, "a", SIZE_MAX, &data, &n_bytes, NULL), PAGED_OK);
     CHECK_EQ(n_bytes, 1);
     free(data);
     CHECK_EQ(notes.put(notes.self, "a", "b", 1, 0, NULL), PAGED_ERR_LIMIT);
@@ -483,24 +714,29 @@ static void notes_are_kept(void) {
     seen[0] = 0;
     CHECK_EQ(notes.list(notes.self, list_name, NULL, NULL), PAGED_OK);
     CHECK_STR(seen, "a c b ");
-    CHECK_EQ(notes.get(notes.self, "a", &data, &n_bytes, NULL), PAGED_OK);
+    CHECK_EQ(notes.get(notes.self, "a", SIZE_MAX, &data, &n_bytes, NULL), PAGED_OK);
     CHECK_STR(data, "second");
     free(data);
-    CHECK_EQ(notes.get(notes.self, "b", &data, &n_bytes, NULL), PAGED_OK);
+    CHECK_EQ(notes.get(notes.self, "b", SIZE_MAX, &data, &n_bytes, NULL), PAGED_OK);
     CHECK_EQ(n_bytes, 0);
     free(data);
-    CHECK_EQ(notes.get(notes.self, "c", &data, &n_bytes, NULL), PAGED_OK);
+    CHECK_EQ(notes.get(notes.self, "c", SIZE_MAX, &data, &n_bytes, NULL), PAGED_OK);
     CHECK(n_bytes == sizeof big && memcmp(data, big, sizeof big) == 0);
     free(data);
-    CHECK_EQ(notes.get(notes.self, "old", &data, &n_bytes, NULL), PAGED_ERR_NOT_FOUND);
+    for (size_t n = 0; n < 2 * sizeof big; n = 100 * n + 7) { /* its beginning */
+        CHECK_EQ(notes.get(notes.self, "c", n, &data, &n_bytes, NULL), PAGED_OK);
+        CHECK(n_bytes == PAGED_MIN(n, sizeof big) && memcmp(data, big, n_bytes) == 0);
+        free(data);
+    }
+    CHECK_EQ(notes.get(notes.self, "old", SIZE_MAX, &data, &n_bytes, NULL), PAGED_ERR_NOT_FOUND);
     CHECK_EQ(notes.erase(notes.self, "c", NULL), PAGED_OK);
     CHECK_EQ(notes.erase(notes.self, "c", NULL), PAGED_ERR_NOT_FOUND);
-    CHECK_EQ(notes.get(notes.self, "c", &data, &n_bytes, NULL), PAGED_ERR_NOT_FOUND);
+    CHECK_EQ(notes.get(notes.self, "c", SIZE_MAX, &data, &n_bytes, NULL), PAGED_ERR_NOT_FOUND);
     seen[0] = 0;
     CHECK_EQ(notes.list(notes.self, list_name, &seen, NULL), PAGED_OK);
     /* Without a shape, and beside a store that is gone. */
     store.close(store.self);
-    CHECK_EQ(notes.get(notes.self, "a", &data, &n_bytes, NULL), PAGED_OK);
+    CHECK_EQ(notes.get(notes.self, "a", SIZE_MAX, &data, &n_bytes, NULL), PAGED_OK);
     free(data);
     notes.close(notes.self);
     remove_tree(world_dir);
@@ -537,7 +773,7 @@ static void beside_other_threads(void) {
     CHECK(pthread_join(thread, &n_notes) == 0);
     CHECK((intptr_t)n_notes > 0);
     snprintf(text, sizeof text, "%lld", (long long)(intptr_t)n_notes - 1);
-    CHECK_EQ(notes.get(notes.self, "count", &data, &n_bytes, NULL), PAGED_OK);
+    CHECK_EQ(notes.get(notes.self, "count", SIZE_MAX, &data, &n_bytes, NULL), PAGED_OK);
     CHECK_STR(data, text);
     free(data);
     close_both();
@@ -545,6 +781,9 @@ static void beside_other_threads(void) {
 
 #define TESTS(X)                                                                                             \
     X(comes_back_after_a_restart)                                                                            \
+    X(what_is_expected_is_read_ahead)                                                                        \
+    X(what_was_expected_and_is_not_so)                                                                       \
+    X(damage_that_is_read_ahead)                                                                             \
     X(twice_is_once)                                                                                         \
     X(more_groups_replace_fewer)                                                                             \
     X(tails_by_their_tokens)                                                                                 \
@@ -552,6 +791,9 @@ static void beside_other_threads(void) {
     X(clocks_that_jump)                                                                                      \
     X(keeps_the_disk_free)                                                                                   \
     X(a_smaller_limit_shrinks)                                                                               \
+    X(pinned_records_stay)                                                                                   \
+    X(pins_and_limits)                                                                                       \
+    X(pins_come_to_old_indexes)                                                                              \
     X(other_fingerprints_are_not_seen)                                                                       \
     X(one_process_at_a_time)                                                                                 \
     X(refused_configurations)                                                                                \

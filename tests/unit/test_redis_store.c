@@ -442,7 +442,7 @@ static int all_calls(world *w, double limit_s) {
             n_good += w->notes.put(w->notes.self, "n", "x", 1, 0, &w->err) == PAGED_OK;
             break;
         case 5:
-            if (w->notes.get(w->notes.self, "n", &data, &size, &w->err) == PAGED_OK) {
+            if (w->notes.get(w->notes.self, "n", SIZE_MAX, &data, &size, &w->err) == PAGED_OK) {
                 n_good++;
                 free(data);
             }
@@ -748,7 +748,7 @@ static void notes_are_kept(void) {
     open_world(&w, (paged_redis_store_config){.servers = servers, .retry_ms = 1}, "one");
     paged_notes *notes = &w.notes;
     CHECK_STR(listed(&w, 99), "");
-    CHECK_EQ(notes->get(notes->self, "conv-a", &data, &size, &w.err), PAGED_ERR_NOT_FOUND);
+    CHECK_EQ(notes->get(notes->self, "conv-a", SIZE_MAX, &data, &size, &w.err), PAGED_ERR_NOT_FOUND);
     CHECK_EQ(notes->erase(notes->self, "conv-a", &w.err), PAGED_ERR_NOT_FOUND);
     memset(large, 7, sizeof large);
     static const char *const NAMES[] = {"conv-a", "conv-b", "conv-c", "d", "e.f_g-H"};
@@ -761,12 +761,17 @@ static void notes_are_kept(void) {
     CHECK_STR(listed(&w, 99), "e.f_g-H d conv-c conv-b conv-a ");
     CHECK_EQ(notes->put(notes->self, "conv-b", "new\0text", 8, time(NULL) + 500, &w.err), PAGED_OK);
     CHECK_STR(listed(&w, 2), "conv-b e.f_g-H ");
-    CHECK_EQ(notes->get(notes->self, "conv-b", &data, &size, &w.err), PAGED_OK);
+    CHECK_EQ(notes->get(notes->self, "conv-b", SIZE_MAX, &data, &size, &w.err), PAGED_OK);
     CHECK(size == 8 && memcmp(data, "new\0text", 8) == 0);
     free(data);
-    CHECK_EQ(notes->get(notes->self, "d", &data, &size, &w.err), PAGED_OK);
+    CHECK_EQ(notes->get(notes->self, "d", SIZE_MAX, &data, &size, &w.err), PAGED_OK);
     CHECK(size == sizeof large && memcmp(data, large, size) == 0);
     free(data);
+    for (size_t n = 0; n < 2 * sizeof large; n = 100 * n + 7) { /* its beginning */
+        CHECK_EQ(notes->get(notes->self, "d", n, &data, &size, &w.err), PAGED_OK);
+        CHECK(size == PAGED_MIN(n, sizeof large) && memcmp(data, large, size) == 0);
+        free(data);
+    }
     CHECK_EQ(notes->erase(notes->self, "d", &w.err), PAGED_OK);
     CHECK_EQ(notes->put(notes->self, "conv-c", "x", 1, time(NULL) - 5, &w.err), PAGED_OK);
     /* One that went by itself leaves the list. */
@@ -777,14 +782,14 @@ static void notes_are_kept(void) {
         freeReplyObject(ttl);
         freeReplyObject(redis_do(&r[i], "PEXPIRE paged:n:brief 0"));
     }
-    CHECK_EQ(notes->get(notes->self, "brief", &data, &size, &w.err), PAGED_ERR_NOT_FOUND);
+    CHECK_EQ(notes->get(notes->self, "brief", SIZE_MAX, &data, &size, &w.err), PAGED_ERR_NOT_FOUND);
     CHECK_STR(listed(&w, 99), "conv-b e.f_g-H conv-a ");
     CHECK_STR(listed(&w, 99), "conv-b e.f_g-H conv-a ");
 
     /* Of a server that is not there we do not say that there is no such note. */
     redis_kill(&r[0]);
     redis_kill(&r[1]);
-    CHECK_EQ(notes->get(notes->self, "conv-b", &data, &size, &w.err), PAGED_ERR_IO);
+    CHECK_EQ(notes->get(notes->self, "conv-b", SIZE_MAX, &data, &size, &w.err), PAGED_ERR_IO);
     CHECK_EQ(notes->put(notes->self, "conv-b", "x", 1, 0, &w.err), PAGED_ERR_IO);
     CHECK_EQ(notes->erase(notes->self, "conv-b", &w.err), PAGED_ERR_IO);
     CHECK_EQ(notes->list(notes->self, add_name, &(names){.n_left = 9}, &w.err), PAGED_ERR_IO);
@@ -825,8 +830,8 @@ static void *use_notes(void *arg) {
         const int n = snprintf(text, sizeof text, "note %d", i);
         const paged_notes *notes = &o->w->notes;
         o->n_wrong += notes->put(notes->self, "n", text, (size_t)n, 0, NULL) != PAGED_OK;
-        o->n_wrong += notes->get(notes->self, "n", &data, &size, NULL) != PAGED_OK || size != (size_t)n ||
-                      memcmp(data, text, size) != 0;
+        o->n_wrong += notes->get(notes->self, "n", SIZE_MAX, &data, &size, NULL) != PAGED_OK ||
+                      size != (size_t)n || memcmp(data, text, size) != 0;
         free(data);
     }
     return NULL;

@@ -248,8 +248,51 @@ static void comes_back_with_the_same_bits(void) {
         CHECK_EQ(ask(e, tokens, n_turn, N_NEW, NULL).from_store, 0); /* from memory now */
         paged_engine_free(e);
         CHECK_EQ(memory->n_conflicts, 0);
+        CHECK_EQ(memory->n_unexpected, 0); /* each read was announced, the tail's too */
         memory_destroy(memory);
     }
+    paged_model_free(m);
+}
+
+/* What is pinned are the records of these tokens under this salt, whole blocks and the sealed tail, and no
+ * others. */
+static void pins_are_of_tokens(void) {
+    paged_model *m = load(test_seed);
+    int32_t tokens[N_CTX];
+    fill_prompt(tokens, N_CTX, test_seed);
+    for (int salted = 0; salted < 2; salted++) {
+        memory_store *memory = memory_create();
+        paged_engine *e = make(m, memory, (paged_engine_config){0});
+        const char *salt = salted ? "mine" : NULL;
+        /* Before anything is there, which is no matter. */
+        CHECK_EQ(paged_engine_pin(e, "conv-1", salt, tokens, 100, NULL), PAGED_OK);
+        CHECK_EQ(paged_engine_pin(e, "", salt, tokens, 100, NULL), PAGED_ERR_INVALID_ARG);
+        CHECK_EQ(paged_engine_pin(e, "x", salt, NULL, 100, NULL), PAGED_ERR_INVALID_ARG);
+        ask(e, tokens, 100, 1, salt);
+        ask(e, tokens, 100, 1, salted ? NULL : "yours");
+        paged_engine_free(e);
+        CHECK_EQ(memory->n_pins, 1);
+        CHECK(strcmp(memory->pinned_by, "conv-1") == 0);
+        CHECK_EQ(memory->n_pinned, 7); /* 6 blocks of 16 and 4 tokens */
+        int32_t n_there = 0;
+        for (int32_t i = 0; i < 7; i++) {
+            const memory_record *r = memory_find_record(memory, &memory->pinned[i]);
+            n_there += r && r->first == i * 16 && memcmp(r->tokens, tokens + i * 16, i < 6 ? 64 : 16) == 0;
+        }
+        CHECK_EQ(n_there, 7);
+        CHECK_EQ(memory->n_records, 14);
+        e = make(m, memory, (paged_engine_config){0});
+        CHECK_EQ(paged_engine_pin(e, "conv-1", NULL, NULL, 0, NULL), PAGED_OK);
+        paged_engine_free(e);
+        CHECK_EQ(memory->n_pins, 2);
+        CHECK_EQ(memory->n_pinned, 0);
+        memory_destroy(memory);
+    }
+    paged_engine *none = NULL;
+    paged_engine_config c = {.struct_size = sizeof c, .n_threads = 1, .n_ctx = N_CTX};
+    CHECK_EQ(paged_engine_create(m, &c, &none, NULL), PAGED_OK);
+    CHECK_EQ(paged_engine_pin(none, "conv-1", NULL, tokens, 100, NULL), PAGED_ERR_UNSUPPORTED);
+    paged_engine_free(none);
     paged_model_free(m);
 }
 
@@ -270,6 +313,7 @@ static void comes_back_at_every_length(void) {
         paged_engine_free(e);
     }
     CHECK_EQ(memory->n_conflicts, 0);
+    CHECK_EQ(memory->n_unexpected, 0);
     memory_destroy(memory);
     paged_model_free(m);
 }
@@ -315,6 +359,7 @@ static void memory_may_be_small(void) {
     CHECK(stats_of(e).n_store_tokens > 0);
     paged_engine_free(e);
     CHECK_EQ(memory->n_conflicts, 0);
+    CHECK_EQ(memory->n_unexpected, 0);
     memory_destroy(memory);
     paged_model_free(m);
 }
@@ -438,6 +483,7 @@ static void failures_are_misses(void) {
         }
     }
     CHECK_EQ(memory->n_conflicts, 0);
+    CHECK_EQ(memory->n_unexpected, 0);
 
     /* A find that says yes to everything: what is not there is a miss. */
     memory_clear(memory);
@@ -579,6 +625,7 @@ static void nobody_waits_for_writes(void) {
     paged_engine_free(e);
     CHECK(memory->n_records > 0);
     CHECK_EQ(memory->n_conflicts, 0);
+    CHECK_EQ(memory->n_unexpected, 0);
     memory_destroy(memory);
     paged_model_free(m);
 }
@@ -659,6 +706,7 @@ static void a_service_is_told(void) {
         CHECK_EQ(n_from_store > 0, round == 1);
     }
     CHECK_EQ(memory->n_conflicts, 0);
+    CHECK_EQ(memory->n_unexpected, 0);
     memory_destroy(memory);
     paged_model_free(m);
 }
@@ -698,6 +746,7 @@ static void who_closes(void) {
 #define TESTS(X)                                                                                             \
     X(clears_what_is_nobodys)                                                                                \
     X(comes_back_with_the_same_bits)                                                                         \
+    X(pins_are_of_tokens)                                                                                    \
     X(comes_back_at_every_length)                                                                            \
     X(memory_may_be_small)                                                                                   \
     X(nobody_elses)                                                                                          \
