@@ -5,8 +5,9 @@
  * One command a line on stdin, one line of JSON on stdout for each:
  *
  *     ttft ID N   seconds to the first token of prompt ID of N tokens: computed ("cold"), from memory
- *                 ("memory"), by a new engine from files that the system has forgotten ("disk"); by one from
- *                 Redis ("redis", if there is one); "cached": tokens that were not computed
+ *                 ("memory"), by a new engine from files that the system has forgotten ("disk") and from
+ *                 files that it was not told to forget ("warm"); by one from Redis ("redis", if there is one);
+ *                 "cached": tokens that were not computed
  *     slow ID     seconds of the same work (prompts, then tokens of several requests) by an engine without a
  *                 store ("plain") and by one that writes all its blocks ("writing"), with the CPU seconds of
  *                 both, those of the writing's end included
@@ -141,10 +142,10 @@ static bool first_token(const bench *b, paged_engine *engine, int32_t prompt, in
 }
 
 static bool ttft(bench *b, int32_t id, int32_t n) {
-    static const char *const names[] = {"cold", "memory", "disk", "redis"};
-    const int n_ways = b->redis ? 4 : 3;
-    double seconds[4];
-    int32_t cached[4];
+    static const char *const names[] = {"cold", "memory", "disk", "warm", "redis"};
+    const int n_ways = b->redis ? 5 : 4;
+    double seconds[5];
+    int32_t cached[5];
     char dir[600];
     path_in(b, "blocks", dir);
     paged_engine *engine = new_engine(b, dir, b->redis, n + 64);
@@ -152,14 +153,16 @@ static bool ttft(bench *b, int32_t id, int32_t n) {
               first_token(b, engine, id, n, &seconds[1], &cached[1]);
     paged_engine_free(engine);
     for (int i = 2; i < n_ways && ok; i++) {
-        engine = new_engine(b, i == 2 ? dir : NULL, i == 2 ? NULL : b->redis, n + 64);
+        engine = new_engine(b, i < 4 ? dir : NULL, i < 4 ? NULL : b->redis, n + 64);
         if (i == 2) forget(dir);
         ok = first_token(b, engine, id, n, &seconds[i], &cached[i]);
         paged_engine_free(engine);
     }
     printf("{");
     for (int i = 0; i < n_ways && ok; i++) printf("\"%s\": %.6f, ", names[i], seconds[i]);
-    if (ok) printf("\"cached\": [%d, %d, %d, %d]", cached[0], cached[1], cached[2], b->redis ? cached[3] : 0);
+    if (ok)
+        printf("\"cached\": [%d, %d, %d, %d, %d]", cached[0], cached[1], cached[2], cached[3],
+               b->redis ? cached[4] : 0);
     puts("}");
     return ok;
 }
