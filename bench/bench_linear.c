@@ -12,7 +12,8 @@
  *
  * --loaded: for trying the bench beside other work; CPU time instead of wall, and no verdicts.
  *
- * Limits: 64-byte loads by all threads over 256 MB with prefetch, and chains of VPDPBUSD in registers.
+ * Limits: 64-byte loads by all threads over 256 MB with prefetch, and products in registers: chains of
+ * VPDPBUSD, and where the kernels use it TDPBSSD on whole tiles (twice the columns that a block has).
  */
 #include <ggml-cpu.h>
 #include <ggml.h>
@@ -171,6 +172,7 @@ static void find_cpus(void) {
 static uint8_t *probe_bytes; /* [cold_bytes] */
 static _Atomic int64_t sink;
 enum { PEAK_LOOPS = 1 << 20, PEAK_CHAINS = 16 };
+enum { TILE_LOOPS = 1 << 17, TILE_CHAINS = 4, TILE_OPS = 2 * 16 * 16 * 64 };
 
 #if defined(__x86_64__)
 __attribute__((target("avx512f"))) static int64_t read_512(const uint8_t *p, size_t n) {
@@ -201,6 +203,25 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) static int64_t p
     for (int i = 1; i < PEAK_CHAINS; i++) acc[0] = _mm512_add_epi32(acc[0], acc[i]);
     return _mm512_reduce_add_epi32(acc[0]);
 }
+
+/* What LDTILECFG reads: all tiles 16 rows of 64 bytes. */
+static const struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t n_rows[16];
+} whole_tiles = {
+    .palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .n_rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+
+/* In assembly, so that this file needs no option of the compiler. */
+static void products_tiles(void) {
+    __asm__ volatile("ldtilecfg %0" : : "m"(whole_tiles)); /* and all tiles are zero */
+    for (int32_t n = 0; n < TILE_LOOPS; n++)
+        __asm__ volatile("tdpbssd %%tmm2, %%tmm0, %%tmm4\n\ttdpbssd %%tmm3, %%tmm0, %%tmm5\n\t"
+                         "tdpbssd %%tmm2, %%tmm1, %%tmm6\n\ttdpbssd %%tmm3, %%tmm1, %%tmm7"
+                         :
+                         : "r"(n));
+    __asm__ volatile("tilerelease");
+}
 #endif
 
 static void read_work(void *arg, int32_t ith, int32_t nth) {
@@ -228,15 +249,28 @@ static void peak_work(void *arg, int32_t ith, int32_t nth) {
 #endif
 }
 
-typedef enum limit { LIMIT_NONE, LIMIT_READ, LIMIT_I8 } limit;
+static void tiles_work(void *arg, int32_t ith, int32_t nth) {
+    (void)arg, (void)ith, (void)nth;
+#if defined(__x86_64__)
+    products_tiles();
+#endif
+}
+
+typedef enum limit { LIMIT_NONE, LIMIT_READ, LIMIT_I8, LIMIT_TILES } limit;
+
+static const struct {
+    work_fn work;
+    double amount; /* bytes or operations: of all threads; of each */
+} limits[] = {[LIMIT_READ] = {read_work, 0},
+              [LIMIT_I8] = {peak_work, (double)PEAK_LOOPS *PEAK_CHAINS * 128},
+              [LIMIT_TILES] = {tiles_work, (double)TILE_LOOPS *TILE_CHAINS *TILE_OPS}};
 
 /* Bytes or operations a second of all threads. */
 static double limit_of(limit which, bool *clean) {
     if (which == LIMIT_NONE) return 1;
-    const timing t = do_all(which == LIMIT_READ ? read_work : peak_work, NULL);
+    const timing t = do_all(limits[which].work, NULL);
     *clean = *clean && t.clean;
-    const double n = the_crew.nth;
-    return (which == LIMIT_READ ? (double)cold_bytes : n * PEAK_LOOPS * PEAK_CHAINS * 128.0) / t.seconds;
+    return (which == LIMIT_READ ? (double)cold_bytes : the_crew.nth * limits[which].amount) / t.seconds;
 }
 
 /* ---- the two sides ---- */
@@ -530,9 +564,13 @@ static void gemm(void) {
     static const int32_t tokens[] = {64, 128, 512};
     if (!(paged_cpu_flags() & PAGED_CPU_AVX512_VNNI)) return;
     for (size_t t = 0; t < 4; t++)
-        for (size_t n = 0; n < 3; n++)
+        for (size_t n = 0; n < 3; n++) {
             product_case("gemm", list[t], 4096, 4096, tokens[n], LIMIT_I8, share_of_peak,
                          (row){"share of int8 peak", "share", false, t < 3 ? 0.45 : 0, t < 3 ? 0.7 : 0});
+            if (paged_cpu_flags() & PAGED_CPU_AMX)
+                product_case("gemm", list[t], 4096, 4096, tokens[n], LIMIT_TILES, share_of_peak,
+                             (row){"share of AMX peak", "share", false, 0, 0});
+        }
     product_case("gemm", PAGED__W_Q4_1, 3072, 576, 512, LIMIT_I8, share_of_peak,
                  (row){"share of int8 peak", "share", false, 0.45, 0.7});
 }

@@ -4,7 +4,7 @@
 
 #include "kernels/linear_world.h"
 
-enum { N_THREADS = 3, ROWS = 200, COLS = 512, TOKENS = 13, ROUNDS = 20 };
+enum { N_THREADS = 3, ROWS = 200, COLS = 512, TOKENS = 29, ROUNDS = 20 };
 
 typedef struct layer {
     weights *v;

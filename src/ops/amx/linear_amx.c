@@ -75,11 +75,11 @@ typedef struct task {
     int64_t width;             /* tokens of the group */
     products *products;        /* [n_steps] */
     uintptr_t next;            /* weights to bring into the cache meanwhile, maybe behind the last, … */
-    size_t next_bytes;         /* … so much a step */
+    size_t next_bytes;         /* … so much a group */
 } task;
 
-/* One step on tiles a (activations), c and c + 1 (products), whose products of two steps before go to `done`.
- * A tile should not be stored right after the instruction that makes it, so two steps are under way. */
+/* One step on tiles a (activations), c0 and c1 (products), whose products of two steps before go to `done`. A
+ * tile should not be stored right after the instruction that makes it, so two steps are under way. */
 #define MULTIPLY(a, c0, c1, q, weights, done)                                                                \
     do {                                                                                                     \
         _tile_loadd(a, q, sizeof(paged__act_block));                                                         \
