@@ -6,8 +6,8 @@
  *
  *     ttft ID N   seconds to the first token of prompt ID of N tokens: computed ("cold"), from memory
  *                 ("memory"), by a new engine from files that the system has forgotten ("disk") and from
- *                 files that it was not told to forget ("warm"); by one from Redis ("redis", if there is one);
- *                 "cached": tokens that were not computed
+ *                 files that it was not told to forget ("warm"); by one from Redis ("redis", if there is
+ *                 one); "cached": tokens that were not computed
  *     slow ID     seconds of the same work (prompts, then tokens of several requests) by an engine without a
  *                 store ("plain") and by one that writes all its blocks ("writing"), with the CPU seconds of
  *                 both, those of the writing's end included

@@ -1,15 +1,15 @@
 /* base/team.c: see team.h.
  *
  * Everything that a thread waits for is a counter that only grows, a *gate*: `job` opens for each run,
- * `barrier` for each barrier, `phase` for each phase. Who waits remembers the value it has seen and waits for another one. A gate has
- * its own cache line: the others spin on it while the last thread writes.
+ * `barrier` for each barrier, `phase` for each phase. Who waits remembers the value it has seen and waits for
+ * another one. A gate has its own cache line: the others spin on it while the last thread writes.
  *
  * No wake-up is lost: a thread counts itself as a sleeper before the kernel compares the gate with the value
  * seen; who opens it writes the gate before it looks for sleepers. All four are sequentially consistent, so
  * one of the two sees the other.
  *
- * A share belongs to a member, which notes in `taken` the latest phase in which somebody took it. It is on its
- * owner's cache line, where nobody else looks before he has waited for a moment: where threads finish
+ * A share belongs to a member, which notes in `taken` the latest phase in which somebody took it. It is on
+ * its owner's cache line, where nobody else looks before he has waited for a moment: where threads finish
  * together, a phase costs what a barrier costs.
  */
 #include "base/team.h"

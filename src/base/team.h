@@ -50,8 +50,8 @@ typedef struct paged__team_place {
     bool holds, helps; /* a share; had to take another's in the phase before */
 } paged__team_place;
 
-/* The next share, 0 … nth - 1, for this thread to do; -1: all shares of the phase are done, what they wrote is
- * seen, and the next call begins the next phase. */
+/* The next share, 0 … nth - 1, for this thread to do; -1: all shares of the phase are done, what they wrote
+ * is seen, and the next call begins the next phase. */
 int32_t paged__team_share(paged__team *team, paged__team_place *place);
 
 #endif

@@ -2,8 +2,8 @@
  *
  * A step is one function, paged__forward, that every thread of the team runs from end to end (one program,
  * many threads), each with its own *lane*. A word below is one phase of base/team.h or a few: it does this
- * thread's shares, mostly one, and when it ends, what it made is there for all. Nothing is scheduled, built or
- * kept: there is no graph. Nothing allocates and nothing can fail.
+ * thread's shares, mostly one, and when it ends, what it made is there for all. Nothing is scheduled, built
+ * or kept: there is no graph. Nothing allocates and nothing can fail.
  *
  * A thread that was away may still be at a word that is over for the others, and finds no share left in it.
  * So outside of its shares a word looks at nothing that a later one changes.
@@ -18,7 +18,7 @@
  * The order of the words is the graph: a layer whose two halves stand side by side makes h before it adds a.
  * What a layer may have or not (biases, norms of heads, norms after a half) a word takes from the layer.
  *
- * Division into shares: rows of x for all that looks at a row as a whole (norms, RoPE, the cache), so that its sums are
+ * Shares are rows of x for all that looks at a row as a whole (norms, RoPE, the cache), so that its sums are
  * one thread's; row tiles of the weights for products, so that every weight is read once and threads finish
  * together whatever the shape.
  */
