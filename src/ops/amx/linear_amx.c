@@ -226,7 +226,7 @@ static void part_sums(float *out, const paged__matrix *w, const uint8_t *units, 
     const step_kind kind = kind_of(w->type);
     const int32_t n_panels = kind == HALVES ? 2 : 1;
     const int64_t n_blocks = n * paged__unit_blocks(w->type), bytes = n * paged__unit_step(w->type);
-    const int32_t size = paged__group_size(x), n_groups = (n_tokens + size - 1) / size;
+    const int32_t n_groups = (n_tokens + x->group - 1) / x->group;
     unpack[w->type](unpacked, units, n);
     unpack[w->type](unpacked + step_bytes(kind), units + paged__unit_bytes(w->type), n);
     __asm__ volatile("" : : "r"(unpacked) : "memory"); /* what loads of tiles read */
@@ -245,7 +245,7 @@ static void part_sums(float *out, const paged__matrix *w, const uint8_t *units, 
 
 static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_tiles, const paged__act *x,
                  int32_t token0, int32_t n_tokens) {
-    if (paged__group_most(x) != PAGED__AMX_GROUP) {
+    if (x->group <= PAGED__ACT_GROUP) {
         paged__linear_vnni.sums(out, w, tile0, n_tiles, x, token0, n_tokens);
         return;
     }
@@ -259,4 +259,5 @@ static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_ti
     _tile_release();
 }
 
-const paged__linear_kernels_table paged__linear_amx = {.name = "amx", .sums = sums, PAGED__LANES};
+const paged__linear_kernels_table paged__linear_amx = {
+    .name = "amx", .wide_groups = true, .sums = sums, PAGED__LANES};
