@@ -74,6 +74,7 @@ static void run_tiles(const paged__linear_kernels_table *k, const paged__linear_
     const bool glu = job->epilogue >= PAGED__SWIGLU, add = job->epilogue == PAGED__ADD;
     const int32_t row = tile * PAGED__ROW_TILE, n_tokens = job->x->n_tokens,
                   stride = n_tiles * PAGED__ROW_TILE, chunk = chunk_tokens(job->x, n_tiles);
+    PAGED_ASSERT(n_tiles == 2 || !paged__is_quantised(job->w[i]->type));
     paged__outcome out = {.sums = sums[0],
                           .stride = stride,
                           .bias = job->bias[i] ? job->bias[i] + row : NULL,
