@@ -96,7 +96,7 @@ typedef struct absence {
     paged__team *team;
     int32_t n_phases, back;
     _Atomic int32_t at; /* the phase that thread 0 has reached */
-    int32_t n_done[MAX_THREADS][200], n_by[MAX_THREADS];
+    int32_t n_done[MAX_THREADS][200], n_by[MAX_THREADS], n_forgotten;
 } absence;
 
 static void be_away(void *user, int32_t ith, int32_t nth) {
@@ -109,6 +109,8 @@ static void be_away(void *user, int32_t ith, int32_t nth) {
             a->n_done[s][phase]++;
             a->n_by[ith]++;
         }
+        /* Alone, it remembers that it had to help. */
+        if (ith == 0 && nth == 2 && a->back == a->n_phases) a->n_forgotten += !place.helps;
     }
     if (ith == 0) atomic_store(&a->at, a->n_phases);
 }
@@ -121,6 +123,7 @@ static void who_is_away_is_not_waited_for(void) {
             int32_t n_all = 0;
             for (int32_t i = 0; i < n; i++) n_all += a.n_by[i];
             CHECK_EQ(n_all, n * 200);
+            CHECK_EQ(a.n_forgotten, 0);
             for (int32_t s = 0; s < n; s++)
                 for (int32_t phase = 0; phase < 200; phase++) CHECK_EQ(a.n_done[s][phase], 1);
             if (back == 200) CHECK_EQ(a.n_by[n - 1], 0);
