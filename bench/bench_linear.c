@@ -389,8 +389,8 @@ static product open_product(paged__weight_type type, int32_t n_rows, int32_t n_c
         paged__matrix_pack(&w, p.gguf + (size_t)i * p.gguf_bytes, p.row_bytes, 0, 1);
     }
     const bool quantised = paged__wants_quantised(type);
-    p.act = (paged__act){.quantised = quantised, .n_tokens = n_tokens, .n_cols = n_cols};
-    p.act.data = map_bytes(paged__act_bytes(quantised, n_tokens, n_cols));
+    p.act = paged__act_make(quantised, n_tokens, n_cols,
+                            map_bytes(paged__act_bytes(quantised, n_tokens, n_cols)));
     if (with_ggml) open_ggml(&p);
     free(row);
     return p;

@@ -106,13 +106,15 @@ enum {
 };
 
 /* What this machine has, less what paged_cpu_mask() took away. Safe from any thread. Where the processor has
- * AMX, the first call asks Linux to let this process use its tile registers (they are saved in 8 KiB more of
- * each thread that used them and of signal frames); where that is refused, AMX counts as missing. */
+ * AMX, the first call asks Linux to let this process use its tile registers, unless PAGED_CPU leaves it out;
+ * where that is refused, AMX counts as missing. They are saved in 8 KiB more of each thread that used them
+ * and of signal frames, for which stacks given to sigaltstack() must have room. */
 PAGED_API uint32_t paged_cpu_flags(void);
 
-/* Keeps only the given flags, for tests and for comparing kernels; ~0u restores all. Objects made before keep
- * theirs. The environment variable PAGED_CPU (ref, neon, avx2, avx512: without the ones below, avx512_vnni,
- * avx512_bf16: with VNNI, amx: with both) does the same for a whole process. */
+/* Keeps only the given flags, for tests and for comparing kernels; ~0u restores all. AMX goes with any of the
+ * AVX flags. Objects made before keep theirs; products with weights ask anew, so do not call it while an
+ * engine computes. The environment variable PAGED_CPU (ref, neon, avx2, avx512: without the ones below,
+ * avx512_vnni, avx512_bf16: with VNNI, amx: with both) does the same for a whole process. */
 PAGED_API void paged_cpu_mask(uint32_t keep);
 
 /* CPUs this process may use: affinity and cgroup quota (v1 and v2) respected; at least 1. */

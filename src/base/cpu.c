@@ -42,8 +42,9 @@ static bool amx_permitted(void) {
            syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 
-/* The compiler's run-time tests include that the operating system saves the wide registers. */
-static uint32_t probe(void) {
+/* The compiler's run-time tests include that the operating system saves the wide registers. Nothing is asked
+ * of the system for a set that is not wanted. */
+static uint32_t probe(uint32_t wanted) {
     unsigned eax, ebx, ecx, edx;
     uint32_t flags = 0;
     __builtin_cpu_init();
@@ -58,18 +59,20 @@ static uint32_t probe(void) {
     flags |= PAGED_CPU_AVX512;
     if (__builtin_cpu_supports("avx512bf16")) flags |= PAGED_CPU_AVX512_BF16;
     if (__builtin_cpu_supports("avx512vnni")) flags |= PAGED_CPU_AVX512_VNNI;
-    if ((flags & BF16) == BF16 && amx_permitted()) flags |= PAGED_CPU_AMX;
+    if ((flags & BF16) == BF16 && wanted & PAGED_CPU_AMX && amx_permitted()) flags |= PAGED_CPU_AMX;
     return flags;
 }
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
 
-static uint32_t probe(void) {
+static uint32_t probe(uint32_t wanted) {
+    (void)wanted;
     enum { ASIMDDP = 1 << 20 }; /* of AT_HWCAP */
     return PAGED_CPU_NEON | (getauxval(AT_HWCAP) & ASIMDDP ? PAGED_CPU_NEON_DOT : 0);
 }
 #else
-static uint32_t probe(void) {
+static uint32_t probe(uint32_t wanted) {
+    (void)wanted;
     return 0;
 }
 #endif
@@ -94,10 +97,13 @@ uint32_t paged_cpu_flags(void) {
     uint32_t flags = atomic_load_explicit(&machine, memory_order_relaxed);
     if (!flags) {
         /* Threads that come here together find the same, so the last write may win. */
-        flags = (probe() & environment_mask()) | known;
+        const uint32_t wanted = environment_mask();
+        flags = (probe(wanted) & wanted) | known;
         atomic_store_explicit(&machine, flags, memory_order_relaxed);
     }
-    return flags & atomic_load_explicit(&keep, memory_order_relaxed) & ~known;
+    flags &= atomic_load_explicit(&keep, memory_order_relaxed) & ~known;
+    /* Kernels for AMX have the instructions of all below it. */
+    return (flags & BF16) == BF16 ? flags : flags & ~(uint32_t)PAGED_CPU_AMX;
 }
 
 void paged_cpu_mask(uint32_t flags) {

@@ -5,8 +5,10 @@
  * another one. A gate has its own cache line: the others spin on it while the last thread writes.
  *
  * No wake-up is lost: a thread counts itself as a sleeper before the kernel compares the gate with the value
- * seen; who opens it writes the gate before it looks for sleepers. All four are sequentially consistent, so
- * one of the two sees the other.
+ * seen; who opens it writes the gate before it looks for sleepers. Three of them are sequentially consistent
+ * here, and the kernel's comparison, behind a full barrier and under the lock that a wake-up takes, is as
+ * good. So one of the two sees the other. Our own look at the gate before that proves nothing and only saves
+ * the call.
  *
  * A share belongs to a member, which notes in `taken` the latest phase in which somebody took it. It is on
  * its owner's cache line, where nobody else looks before he has waited for a moment: where threads finish
@@ -131,12 +133,14 @@ int32_t paged__team_share(paged__team *team, paged__team_place *place) {
     }
     if (share < 0 && !gate_has_opened(&team->phase, phase)) {
         share = take_another(team, place, phase);
-        place->helps = share >= 0;
+        if (share >= 0) place->helped = true;
     }
     place->holds = share >= 0;
     if (place->holds) return share;
     gate_wait(&team->phase, phase);
     place->in_phase = false;
+    place->helps = place->helped;
+    place->helped = false;
     place->phase++;
     return -1;
 }

@@ -42,12 +42,14 @@ void paged__team_run(paged__team *team, paged__team_fn fn, void *user);
 void paged__team_barrier(paged__team *team);
 
 /* Where a thread is among the phases of a run; {.ith = ith} at first. All threads go through the same phases.
- * Barriers may stand between phases. */
+ * One place a thread and run, kept for the whole run: a new one would begin with the phases that are over.
+ * Barriers may stand between phases, not inside one, and a loop over shares is not left early. */
 typedef struct paged__team_place {
     int32_t ith;
-    uint32_t phase;    /* of this run */
-    bool in_phase;     /* has looked at its own share */
-    bool holds, helps; /* a share; had to take another's in the phase before */
+    uint32_t phase;     /* of this run */
+    bool in_phase;      /* has looked at its own share */
+    bool holds;         /* a share */
+    bool helped, helps; /* had to take another's in this phase; in the one before */
 } paged__team_place;
 
 /* The next share, 0 … nth - 1, for this thread to do; -1: all shares of the phase are done, what they wrote

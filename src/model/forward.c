@@ -3,9 +3,19 @@
 
 #include <math.h>
 
+/* Attention lasts from share 0 of its first phase to that of the phase behind it, whoever does them: any one
+ * thread may be away. One after the other, they may write. */
+static void time_attention(paged__runner *r, bool attends) {
+    const uint64_t now = paged__now_ns();
+    if (!attends) r->attn_ns += now - r->attn_start_ns;
+    r->attn_start_ns = attends ? now : 0;
+}
+
 /* Goes through a phase: `while (next_share(t)) …` does t->share of t->nth. */
 static bool next_share(paged__lane *t) {
-    t->share = paged__team_share(t->runner->team, &t->place);
+    paged__runner *r = t->runner;
+    t->share = paged__team_share(r->team, &t->place);
+    if (t->share == 0 && t->attends != (r->attn_start_ns != 0)) time_attention(r, t->attends);
     return t->share >= 0;
 }
 
@@ -377,8 +387,8 @@ static void attend_here(paged__lane *t, const paged__layer *l, const paged_attn_
     while (needs_merge && next_share(t)) paged_attn_merge(attn, io, t->share, t->nth);
 }
 
-/* Both on the device, which one thread talks to. After a failure the step goes on with what is there, since
- * the others cannot be told to stop, and fails at its end. */
+/* Both on the device, which one thread at a time talks to. After a failure the step goes on with what is
+ * there, since the others cannot be told to stop, and fails at its end. */
 static void write_and_attend_away(paged__lane *t, const paged__layer *l, const paged_attn_io *io) {
     paged__runner *r = t->runner;
     paged_cl_attn *attn = r->away[l->group];
@@ -398,16 +408,16 @@ bool paged__attend(paged__lane *t, const paged__layer *l) {
     paged__runner *r = t->runner;
     const bool is_last = l->index == t->model->hp.n_layers - 1;
     const paged_attn_io io = {.q = r->qkv, .q_stride = r->qkv_dim, .out = r->a};
-    if (t->ith == 0) r->attn_start_ns = paged__now_ns();
     const bool attends = !is_last || t->n_outputs > 0;
+    t->attends = attends;
     if (r->away[l->group]) {
         write_and_attend_away(t, l, attends ? &io : NULL);
     } else {
         write_kv(t, l);
         if (attends) attend_here(t, l, &io);
     }
+    t->attends = false;
     if (!attends) return false;
-    if (t->ith == 0) r->attn_ns += paged__now_ns() - r->attn_start_ns;
     if (is_last) keep_outputs(t, kept_of(t, l));
     return true;
 }

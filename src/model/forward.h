@@ -34,6 +34,7 @@ typedef struct paged__lane {
     paged__team_place place;
     int32_t ith, nth;
     int32_t share; /* at work */
+    bool attends;  /* is at the phases of attention */
     int32_t n_tokens, n_outputs;
     int32_t n_rows;         /* of x: n_tokens; n_outputs once the last layer has attended */
     const int32_t *row_map; /* [n_rows] rows of `a` that belong to those of x; NULL: the same */

@@ -111,12 +111,12 @@ struct paged__runner {
     uint8_t *own_inputs;               /* [n_threads][own_bytes] the same for up to PAGED__FEW_ROWS rows */
     size_t own_bytes;
 
-    const paged__step *step;               /* while a step computes */
-    bool needs_merge[PAGED__MODEL_GROUPS]; /* of the plans of the step */
-    paged__kept kept;                      /* of the step */
-    paged_status device;                   /* the first failure of a device in this step, */
-    paged_error device_error;              /* and what it said */
-    uint64_t attn_start_ns, attn_ns, step_ns;
+    const paged__step *step;                  /* while a step computes */
+    bool needs_merge[PAGED__MODEL_GROUPS];    /* of the plans of the step */
+    paged__kept kept;                         /* of the step */
+    paged_status device;                      /* the first failure of a device in this step, */
+    paged_error device_error;                 /* and what it said */
+    uint64_t attn_start_ns, attn_ns, step_ns; /* attn_start_ns: 0, but during attention */
 };
 
 #endif

@@ -7,7 +7,7 @@
 
 #include "model/model.h"
 
-enum { TEST_ROWS = 2 * PAGED__ROW_TILE, TEST_INPUTS = 17, N_NS = 4 };
+enum { TEST_ROWS = 2 * PAGED__ROW_TILE, TEST_INPUTS = 41, N_NS = 6 };
 
 typedef struct test {
     paged__weight w; /* the first rows of one of the model */
@@ -26,7 +26,7 @@ static void multiply(const test *t, int32_t n, int32_t nth, float *y) {
 }
 
 static bool same_bits(const test *t, int32_t n_threads) {
-    static const int32_t ns[N_NS] = {1, 2, 5, TEST_INPUTS};
+    static const int32_t ns[N_NS] = {1, 2, 5, 17, 24, TEST_INPUTS}; /* ours have a way for 24 and more */
     bool same = true;
     uint64_t seed = 7;
     for (int64_t i = 0; i < (int64_t)t->w.n_cols * TEST_INPUTS; i++)
@@ -43,8 +43,8 @@ static bool same_bits(const test *t, int32_t n_threads) {
 
 static paged_status test_weight(const paged__weight *w, int32_t n_threads, bool *same) {
     test t = {.w = *w};
-    t.w.n_rows = t.w.matrix.n_rows = PAGED_MIN(w->n_rows, (int32_t)TEST_ROWS);
-    t.w.matrix.n_tiles = (t.w.n_rows + PAGED__ROW_TILE - 1) / PAGED__ROW_TILE;
+    t.w.n_rows = PAGED_MIN(w->n_rows, (int32_t)TEST_ROWS);
+    if (w->is_packed) paged__matrix_init(&t.w.matrix, w->matrix.type, t.w.n_rows, w->n_cols, w->matrix.data);
     const size_t n_outputs = (size_t)TEST_INPUTS * (size_t)t.w.n_rows;
     t.x = paged__alloc((size_t)w->n_cols * TEST_INPUTS, sizeof *t.x);
     t.input = paged__alloc(paged__input_bytes(paged__weight_form(w), TEST_INPUTS, w->n_cols), 1);

@@ -46,13 +46,6 @@ static bool is_ours(paged__form form) {
     return form < 0;
 }
 
-static paged__act act_of(const paged__input *in) {
-    return (paged__act){.quantised = in->form == PAGED__FORM_QUANTISED,
-                        .n_tokens = in->n_rows,
-                        .n_cols = in->n_cols,
-                        .data = in->data};
-}
-
 size_t paged__input_bytes(paged__form form, int32_t n_rows, int32_t n_cols) {
     if (is_ours(form)) return paged__act_bytes(form == PAGED__FORM_QUANTISED, n_rows, n_cols);
     return (size_t)n_rows * ggml_row_size((enum ggml_type)form, n_cols);
@@ -60,7 +53,10 @@ size_t paged__input_bytes(paged__form form, int32_t n_rows, int32_t n_cols) {
 
 void paged__input_init(paged__input *in, paged__form form, int32_t n_rows, int32_t n_cols, uint8_t *data) {
     *in = (paged__input){.form = form, .n_rows = n_rows, .n_cols = n_cols, .data = data};
-    if (!is_ours(form)) in->row_bytes = ggml_row_size((enum ggml_type)form, n_cols);
+    if (is_ours(form))
+        in->act = paged__act_make(form == PAGED__FORM_QUANTISED, n_rows, n_cols, data);
+    else
+        in->row_bytes = ggml_row_size((enum ggml_type)form, n_cols);
 }
 
 /* The factor that makes the mean square of x one; the sum is one chain in double. */
@@ -73,8 +69,7 @@ static float rms_scale(const float *x, int32_t n, float eps) {
 void paged__input_set(const paged__input *in, int32_t row, const float *x, const float *norm, float eps) {
     enum { PIECE = 256 }; /* a whole number of blocks of every type */
     if (is_ours(in->form)) {
-        const paged__act act = act_of(in);
-        paged__act_set(&act, row, x, norm, eps);
+        paged__act_set(&in->act, row, x, norm, eps);
         return;
     }
     const enum ggml_type type = (enum ggml_type)in->form;
@@ -148,12 +143,11 @@ void paged__product_run(const paged__product *p, int32_t ith, int32_t nth) {
         run_by_rows(p, ith, nth);
         return;
     }
-    const paged__act act = act_of(p->x), next = p->next ? act_of(p->next) : act;
     paged__linear_job job = {.n_w = p->n_w,
-                             .x = &act,
+                             .x = &p->x->act,
                              .y = p->y,
                              .y_stride = p->y_stride,
-                             .act = p->next ? &next : NULL,
+                             .act = p->next ? &p->next->act : NULL,
                              .epilogue = p->epilogue,
                              .residual = p->residual,
                              .residual_stride = p->residual_stride};

@@ -42,7 +42,8 @@ void paged__weight_row(const paged__weight *w, int32_t row, float *out);
 typedef struct paged__input {
     paged__form form;
     int32_t n_rows, n_cols;
-    size_t row_bytes; /* of ggml's types */
+    paged__act act;   /* of our forms */
+    size_t row_bytes; /* of ggml's types: rows at `data` */
     uint8_t *data;
 } paged__input;
 

@@ -32,6 +32,21 @@ size_t paged__act_bytes(bool quantised, int32_t n_tokens, int32_t n_cols) {
     return paged__mul((size_t)n_tokens, row, &bytes) ? bytes : 0;
 }
 
+/* Groups are as few as can be, and of about the same size. */
+paged__act paged__act_make(bool quantised, int32_t n_tokens, int32_t n_cols, uint8_t *data) {
+    const bool wide = quantised && n_tokens >= PAGED__AMX_TOKENS && kernels()->wide_groups;
+    const int32_t most = wide ? PAGED__AMX_GROUP : PAGED__ACT_GROUP, tokens = PAGED_MAX(n_tokens, 1);
+    const int32_t n_groups = (tokens + most - 1) / most;
+    return (paged__act){quantised, n_tokens, n_cols, (tokens + n_groups - 1) / n_groups, data};
+}
+
+/* The reference takes groups of any size: those that are wider than the kernels chosen now, because others
+ * were when they were made. */
+static const paged__linear_kernels_table *kernels_for(const paged__act *x) {
+    const paged__linear_kernels_table *k = kernels();
+    return x->group <= PAGED__ACT_GROUP || k->wide_groups ? k : &paged__linear_ref;
+}
+
 void paged__act_set(const paged__act *act, int32_t token, const float *x, const float *norm_weight,
                     float eps) {
     kernels()->act_set(act, token, x, norm_weight, eps);
@@ -46,10 +61,10 @@ void paged__turn(float *x, const paged__turns *turns, int32_t n_heads, int32_t h
 }
 
 /* Tokens of a chunk: whole groups, and chunks of about the same size. */
-static int32_t chunk_tokens(int32_t n_tokens, int32_t group_size, int32_t n_tiles) {
-    const int32_t most = PAGED__SUMS_MAX / (n_tiles * PAGED__ROW_TILE) / group_size * group_size;
-    const int32_t n_chunks = (n_tokens + most - 1) / most;
-    return paged__round_up((n_tokens + n_chunks - 1) / n_chunks, group_size);
+static int32_t chunk_tokens(const paged__act *x, int32_t n_tiles) {
+    const int32_t most = PAGED__SUMS_MAX / (n_tiles * PAGED__ROW_TILE) / x->group * x->group;
+    const int32_t n_chunks = (x->n_tokens + most - 1) / most;
+    return paged__round_up((x->n_tokens + n_chunks - 1) / n_chunks, x->group);
 }
 
 /* Some tiles of matrix i (GLU: of gate and up), all tokens; y_first: where its part of a row of y begins. */
@@ -58,8 +73,8 @@ static void run_tiles(const paged__linear_kernels_table *k, const paged__linear_
     _Alignas(64) float sums[2][PAGED__SUMS_MAX];
     const bool glu = job->epilogue >= PAGED__SWIGLU, add = job->epilogue == PAGED__ADD;
     const int32_t row = tile * PAGED__ROW_TILE, n_tokens = job->x->n_tokens,
-                  stride = n_tiles * PAGED__ROW_TILE,
-                  chunk = chunk_tokens(n_tokens, k->group_size(job->x), n_tiles);
+                  stride = n_tiles * PAGED__ROW_TILE, chunk = chunk_tokens(job->x, n_tiles);
+    PAGED_ASSERT(n_tiles == 2 || !paged__is_quantised(job->w[i]->type));
     paged__outcome out = {.sums = sums[0],
                           .stride = stride,
                           .bias = job->bias[i] ? job->bias[i] + row : NULL,
@@ -95,7 +110,7 @@ bool paged__linear_into_act(const paged__matrix *w) {
 }
 
 void paged__linear_run(const paged__linear_job *job, int32_t ith, int32_t nth) {
-    const paged__linear_kernels_table *k = kernels();
+    const paged__linear_kernels_table *k = kernels_for(job->x);
     const bool glu = job->epilogue >= PAGED__SWIGLU;
     const int32_t n = glu ? 1 : job->n_w;
     PAGED_ASSERT(job->n_w >= 1 && job->n_w <= 4 && (!glu || job->n_w == 2));

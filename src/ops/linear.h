@@ -52,10 +52,12 @@ typedef struct paged__matrix {
     size_t tile_bytes;
 } paged__matrix;
 
-/* Activations of n_tokens rows; the memory is the caller's, paged__act_bytes() of it, 64-byte aligned. */
+/* Activations of n_tokens rows; the memory is the caller's, paged__act_bytes() of it, 64-byte aligned. Made
+ * by paged__act_make(). */
 typedef struct paged__act {
     bool quantised; /* else f32 */
     int32_t n_tokens, n_cols;
+    int32_t group; /* tokens that lie together, as the kernels chosen when it was made want it */
     uint8_t *data;
 } paged__act;
 
@@ -100,6 +102,7 @@ void paged__matrix_pack(const paged__matrix *w, const void *rows, size_t row_byt
 void paged__matrix_row(const paged__matrix *w, int32_t row, float *out);
 
 size_t paged__act_bytes(bool quantised, int32_t n_tokens, int32_t n_cols);
+paged__act paged__act_make(bool quantised, int32_t n_tokens, int32_t n_cols, uint8_t *data);
 /* Row `token` of the activations from f32 [n_cols]. With `norm_weight` [n_cols] it is RMS-normalised first:
  * x / sqrt(mean(x^2) + eps) * norm_weight (sum in a fixed order). Threads may set different rows at once;
  * all must be set before a matrix runs. Quantised, a row that holds NaN or an infinity gives NaN. */

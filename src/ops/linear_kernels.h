@@ -15,7 +15,7 @@
  * Columns behind the last have d = m = 0. A tile of F32, F16, BF16 is [n_cols][16 rows].
  *
  * Activations: tokens in groups of up to six (AMX takes more), so that a kernel walks one stream for all of
- * them:
+ * them. paged__act carries the size, so all kernels agree on it, whichever it was made for:
  *
  *     quantised   [groups][n_blocks][tokens of the group] paged__act_block, zeros behind the last column
  *     f32         [groups][n_cols][tokens of the group]
@@ -67,7 +67,7 @@ typedef struct paged__outcome {
 
 typedef struct paged__linear_kernels_table {
     const char *name;
-    int32_t (*group_size)(const paged__act *x);
+    bool wide_groups; /* wants, and takes, groups of more than PAGED__ACT_GROUP tokens */
     /* sums[n_tokens][n_tiles * 16] of the tiles tile0 … and tokens token0 …; token0 begins a group. n_tiles
      * is paged__tiles_at_once(), or less of F32, F16 and BF16; n_tokens * n_tiles * 16 at most
      * PAGED__SUMS_MAX. */
@@ -147,33 +147,19 @@ static inline const uint8_t *paged__tile_at(const paged__matrix *w, int32_t tile
            (size_t)(tile & 1) * (size_t)paged__unit_bytes(w->type);
 }
 
-/* Most tokens of a group. Each file of kernels has its own, so activations are set and used by one table. */
-static inline int32_t paged__group_most(const paged__act *x) {
-#if defined(__AMX_INT8__)
-    if (x->quantised && x->n_tokens >= PAGED__AMX_TOKENS) return PAGED__AMX_GROUP;
-#endif
-    (void)x;
-    return PAGED__ACT_GROUP;
-}
-/* Tokens of a group: groups are as few as can be, and of about the same size. The last may be smaller. */
-static inline int32_t paged__group_size(const paged__act *x) {
-    const int32_t most = paged__group_most(x), n_groups = (x->n_tokens + most - 1) / most;
-    return (x->n_tokens + n_groups - 1) / n_groups;
-}
-
-/* The group of a token: its first token, and how many it has. */
+/* The group of a token: its first token, and how many it has. The last may be smaller than the others. */
 typedef struct paged__group {
     int32_t first, width;
 } paged__group;
 
 static inline paged__group paged__group_of(const paged__act *x, int32_t token) {
-    const int32_t size = paged__group_size(x), first = token / size * size;
-    return (paged__group){first, PAGED_MIN(size, x->n_tokens - first)};
+    const int32_t first = token / x->group * x->group;
+    return (paged__group){first, PAGED_MIN(x->group, x->n_tokens - first)};
 }
 /* The group behind it. */
 static inline paged__group paged__group_after(const paged__act *x, paged__group group) {
     const int32_t first = group.first + group.width;
-    return (paged__group){first, PAGED_MIN(paged__group_size(x), x->n_tokens - first)};
+    return (paged__group){first, PAGED_MIN(x->group, x->n_tokens - first)};
 }
 /* Where its activations begin. */
 static inline paged__act_block *paged__group_blocks(const paged__act *x, paged__group group) {

@@ -438,7 +438,7 @@ static void paged__turn_lanes(float *x, const paged__turns *turns, int32_t n_hea
 
 /* Of a table of kernels. */
 #define PAGED__LANES                                                                                         \
-    .group_size = paged__group_size, .finish = paged__finish, .act_set = paged__act_set_lanes,               \
-    .rms_norm = paged__rms_norm_lanes, .turn = paged__turn_lanes
+    .finish = paged__finish, .act_set = paged__act_set_lanes, .rms_norm = paged__rms_norm_lanes,             \
+    .turn = paged__turn_lanes
 
 #endif

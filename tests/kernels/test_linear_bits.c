@@ -255,7 +255,7 @@ static void activations(void) {
                                       : ldexpf(draw_unit(&rng), draw(&rng, i % 2 ? 4 : 60) - 30);
         for (int32_t isa = 0; isa < N_LINEAR_ISAS; isa++) {
             if (!linear_isa_use(isa)) continue;
-            const paged__act act = {.quantised = true, .n_tokens = 1, .n_cols = N, .data = data[isa]};
+            const paged__act act = paged__act_make(true, 1, N, data[isa]);
             memset(data[isa], 0xaa, bytes);
             paged__act_set(&act, 0, x, i % 4 == 1 ? norm : NULL, 1e-5f);
             CHECK(memcmp(data[isa], data[0], bytes) == 0);

@@ -51,15 +51,16 @@ static paged__matrix matrix_make(paged__weight_type type, int32_t n_cols, uint64
     return w;
 }
 
-/* y [n_tokens, N_ROWS] on the kernels that are chosen now. */
-static float *products(const paged__matrix *w, const float *x, int32_t n_tokens) {
+/* y [n_tokens, N_ROWS] on the kernels that are chosen now; with `then`, products on those of this mask. */
+static float *products(const paged__matrix *w, const float *x, int32_t n_tokens, const uint32_t *then) {
     const bool quantised = paged__wants_quantised(w->type);
     const size_t n_bytes = paged__act_bytes(quantised, n_tokens, w->n_cols);
     uint8_t *data = aligned_alloc(64, (n_bytes + 63) & ~(size_t)63);
     float *y = take((size_t)n_tokens * N_ROWS, sizeof *y);
     CHECK(data != NULL);
-    const paged__act act = {quantised, n_tokens, w->n_cols, data};
+    const paged__act act = paged__act_make(quantised, n_tokens, w->n_cols, data);
     for (int32_t t = 0; t < n_tokens; t++) paged__act_set(&act, t, x + (int64_t)t * w->n_cols, NULL, 0);
+    if (then) paged_cpu_mask(*then);
     const paged__linear_job job = {.w = {w}, .n_w = 1, .x = &act, .y = y, .y_stride = N_ROWS};
     for (int32_t ith = 0; ith < 2; ith++) paged__linear_run(&job, ith, 2);
     free(data);
@@ -75,13 +76,13 @@ static void every_set_gives_the_bits_of_the_reference(void) {
         for (int32_t i = 0; i < N_TOKENS * n_cols; i++) x[i] = draw_unit(&rng) * (float)(1 + i % 7);
         for (int32_t n = 1; n <= N_TOKENS; n += n < 7 ? 1 : n < 20 ? 5 : n < 34 ? 1 : 7) {
             paged_cpu_mask(0);
-            float *want = products(&w, x, n);
+            float *want = products(&w, x, n, NULL);
             for (size_t i = 0; i < sizeof linear_isas / sizeof linear_isas[0]; i++) {
                 paged_cpu_mask(~0u);
                 if ((paged_cpu_flags() & linear_isas[i]) != linear_isas[i]) continue;
                 paged_cpu_mask(linear_isas[i]);
                 CHECK(strcmp(paged__linear_kernels(), linear_names[i]) == 0);
-                float *y = products(&w, x, n);
+                float *y = products(&w, x, n, NULL);
                 for (int32_t j = 0; j < n * N_ROWS; j++)
                     if (memcmp(&y[j], &want[j], sizeof *y) != 0)
                         test_fail(__FILE__, __LINE__,
@@ -98,5 +99,40 @@ static void every_set_gives_the_bits_of_the_reference(void) {
     paged_cpu_mask(~0u);
 }
 
-#define TESTS(X) X(every_set_gives_the_bits_of_the_reference)
+/* Each set makes its products from what each other has set, as when the choice changes in between. */
+static void sets_share_activations(void) {
+    enum { N_SETS = sizeof linear_isas / sizeof linear_isas[0], N_COLS = 768 };
+    static const int32_t ns[] = {1, 23, 24, 33, 49, N_TOKENS};
+    uint64_t rng = test_seed;
+    float *x = take((size_t)(N_TOKENS * N_COLS), sizeof *x);
+    for (int32_t i = 0; i < N_TOKENS * N_COLS; i++) x[i] = draw_unit(&rng);
+    paged_cpu_mask(~0u);
+    const uint32_t flags = paged_cpu_flags();
+    for (int32_t type = 0; type < PAGED__N_WEIGHT_TYPES; type++) {
+        paged__matrix w = matrix_make((paged__weight_type)type, N_COLS, &rng);
+        for (size_t i = 0; i < sizeof ns / sizeof ns[0]; i++) {
+            const size_t n_bytes = (size_t)ns[i] * N_ROWS * sizeof(float);
+            paged_cpu_mask(0);
+            float *want = products(&w, x, ns[i], NULL);
+            for (size_t set = 0; set <= N_SETS; set++)
+                for (size_t run = 0; run <= N_SETS; run++) {
+                    const uint32_t masks[] = {set < N_SETS ? linear_isas[set] : 0,
+                                              run < N_SETS ? linear_isas[run] : 0};
+                    if ((masks[0] | masks[1]) & ~flags) continue;
+                    paged_cpu_mask(masks[0]);
+                    float *y = products(&w, x, ns[i], &masks[1]);
+                    if (memcmp(y, want, n_bytes) != 0)
+                        test_fail(__FILE__, __LINE__, "weight type %d, %d tokens: set by %#x, run by %#x",
+                                  type, ns[i], masks[0], masks[1]);
+                    free(y);
+                }
+            free(want);
+        }
+        free(w.data);
+    }
+    free(x);
+    paged_cpu_mask(~0u);
+}
+
+#define TESTS(X) X(every_set_gives_the_bits_of_the_reference) X(sets_share_activations)
 TEST_MAIN(TESTS)

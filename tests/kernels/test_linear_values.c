@@ -35,7 +35,7 @@ static void activation_functions(void) {
             float x[N], y[N];
             const float reach = i % 3 == 0 ? 1.0f : i % 3 == 1 ? 12.0f : 150.0f;
             for (int32_t k = 0; k < N; k++) x[k] = draw_unit(&rng) * reach;
-            paged__act act = {.n_tokens = 1, .n_cols = N, .data = take_aligned(sizeof x)};
+            paged__act act = paged__act_make(false, 1, N, take_aligned(sizeof x));
             paged__act_set(&act, 0, x, NULL, 0);
             const bool is_silu = i % 2 == 0;
             const paged__linear_job job = {.w = {&w, &w},
@@ -75,7 +75,7 @@ static void norm(void) {
                 weight[k] = draw_unit(&rng);
                 squares += (double)x[k] * (double)x[k];
             }
-            paged__act act = {.n_tokens = 1, .n_cols = N, .data = take_aligned(sizeof x)};
+            paged__act act = paged__act_make(false, 1, N, take_aligned(sizeof x));
             paged__act_set(&act, 0, x, weight, 1e-5f);
             const float *got = (const float *)(const void *)act.data;
             for (int32_t k = 0; k < N; k++) {

@@ -2,6 +2,8 @@
  * made-up /proc for the CPU count. */
 #include <math.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -207,10 +209,38 @@ static void cpu_flags_and_mask(void) {
     CHECK_EQ(paged_cpu_flags(), flags & PAGED_CPU_AVX2);
     paged_cpu_mask(0);
     CHECK_EQ(paged_cpu_flags(), 0);
+    for (uint32_t flag = PAGED_CPU_AVX2; flag <= PAGED_CPU_AVX512_VNNI; flag <<= 1) {
+        paged_cpu_mask(~flag); /* AMX needs each of them */
+        CHECK_EQ(paged_cpu_flags(), flags & ~flag & ~(uint32_t)PAGED_CPU_AMX);
+    }
+    paged_cpu_mask(~(uint32_t)PAGED_CPU_AMX);
+    CHECK_EQ(paged_cpu_flags(), flags & ~(uint32_t)PAGED_CPU_AMX);
     paged_cpu_mask(~0u);
     CHECK_EQ(paged_cpu_flags(), flags);
     CHECK(paged_cpu_count() >= 1);
 }
+
+#if defined(__x86_64__)
+/* A process whose PAGED_CPU leaves AMX out does not ask the system for its registers. The first test, since a
+ * process that has asked, and its children, keep them. */
+static void amx_is_not_asked_for(void) {
+    enum { GET_PERMISSION = 0x1022, TILE_DATA = 18 };
+    int status;
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        uint64_t permitted = 0;
+        setenv("PAGED_CPU", "avx512_bf16", 1);
+        paged_cpu_flags();
+        const bool known = syscall(SYS_arch_prctl, GET_PERMISSION, &permitted) == 0; /* since Linux 5.16 */
+        _exit(known && permitted >> TILE_DATA & 1);
+    }
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+}
+#else
+static void amx_is_not_asked_for(void) {}
+#endif
 
 static char root[64]; /* of the made-up files */
 
@@ -360,7 +390,7 @@ static void clock_and_randomness(void) {
 
 /* clang-format off */
 #define TESTS(X) \
-    X(status_names_and_texts) X(errors_are_one_line) X(log_goes_to_the_callback) \
+    X(amx_is_not_asked_for) X(status_names_and_texts) X(errors_are_one_line) X(log_goes_to_the_callback) \
     X(allocations_are_checked_and_aligned) X(allocator_hook_sees_everything) X(f16_round_trip) \
     X(f16_rounds_to_nearest_even) X(f16_saturates) X(bf16_all_cases) X(cpu_flags_and_mask) X(quota_v2) \
     X(memory_v2) X(memory_v1) X(quota_v1) X(files_are_mapped) X(clock_and_randomness)

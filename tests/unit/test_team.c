@@ -96,7 +96,7 @@ typedef struct absence {
     paged__team *team;
     int32_t n_phases, back;
     _Atomic int32_t at; /* the phase that thread 0 has reached */
-    int32_t n_done[MAX_THREADS][200], n_by[MAX_THREADS];
+    int32_t n_done[MAX_THREADS][200], n_by[MAX_THREADS], n_forgotten[MAX_THREADS];
 } absence;
 
 static void be_away(void *user, int32_t ith, int32_t nth) {
@@ -104,11 +104,15 @@ static void be_away(void *user, int32_t ith, int32_t nth) {
     paged__team_place place = {.ith = ith};
     while (ith == nth - 1 && atomic_load(&a->at) < a->back) sched_yield();
     for (int32_t phase = 0; phase < a->n_phases; phase++) {
+        bool helped = false;
         if (ith == 0) atomic_store(&a->at, phase);
         for (int32_t s; (s = paged__team_share(a->team, &place)) >= 0;) {
             a->n_done[s][phase]++;
             a->n_by[ith]++;
+            helped = helped || s != ith;
+            if (nth > 2 && s == 1) usleep(50); /* who has helped looks once more in vain */
         }
+        a->n_forgotten[ith] += place.helps != helped; /* in the next phase it knows */
     }
     if (ith == 0) atomic_store(&a->at, a->n_phases);
 }
@@ -119,7 +123,10 @@ static void who_is_away_is_not_waited_for(void) {
             absence a = {.team = make(n), .n_phases = 200, .back = back};
             paged__team_run(a.team, be_away, &a);
             int32_t n_all = 0;
-            for (int32_t i = 0; i < n; i++) n_all += a.n_by[i];
+            for (int32_t i = 0; i < n; i++) {
+                n_all += a.n_by[i];
+                CHECK_EQ(a.n_forgotten[i], 0);
+            }
             CHECK_EQ(n_all, n * 200);
             for (int32_t s = 0; s < n; s++)
                 for (int32_t phase = 0; phase < 200; phase++) CHECK_EQ(a.n_done[s][phase], 1);

@@ -15,6 +15,7 @@
  */
 #include <immintrin.h>
 
+#include "ops/amx/tiles.h"
 #include "ops/ops.h"
 #include "ops/scores.h"
 #include "ops/weights_bf16.h"
@@ -30,20 +31,7 @@ enum {
 /* ---- tile registers ---- */
 
 /* 0 … 3 are sums, 4 is of q, 5 of K; 6 and 7 are like 4 and 5, with fewer lines, for the rest of K, and for p
- * and V. In words of the assembler: compilers' own functions differ in what they say about memory. */
-#define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t : :)
-#define TILE_LOAD(t, at, stride)                                                                             \
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t : : "r"(at), "r"((int64_t)(stride)) : "memory")
-#define TILE_STORE(t, at, stride)                                                                            \
-    __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" : : "r"(at), "r"((int64_t)(stride)) : "memory")
-#define TILE_DOT(sum, rows, lines)                                                                           \
-    __asm__ volatile("tdpbf16ps %%tmm" #lines ", %%tmm" #rows ", %%tmm" #sum : :)
-
-typedef struct tile_shapes {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t n_rows[16];
-} tile_shapes;
+ * and V. */
 
 /* For n rows of q or p; 6 and 7 for so many lines of K or V. To load shapes takes nearly 200 cycles, to look
  * at those that are loaded 20, so they stay until the end. */
@@ -55,12 +43,12 @@ static void configure(int32_t n, int32_t lines) {
         .n_rows = {rows, rows, rows, rows, rows, LINES, rows, few},
     };
     tile_shapes loaded;
-    __asm__ volatile("sttilecfg %0" : "=m"(loaded));
-    if (memcmp(&loaded, &shapes, sizeof shapes) != 0) __asm__ volatile("ldtilecfg %0" : : "m"(shapes));
+    TILE_SHAPES_STORE(loaded);
+    if (memcmp(&loaded, &shapes, sizeof shapes) != 0) TILE_SHAPES_LOAD(shapes);
 }
 
 static void end(void) {
-    __asm__ volatile("tilerelease" : :);
+    TILE_RELEASE();
 }
 
 static int32_t k_lines(const paged__step *step) {
@@ -120,8 +108,9 @@ static void bring(bringer *b) {
 
 static bringer bringer_of(const paged__step *step, int32_t n_times) {
     bringer b = {.tiles = {&step->k, &step->v}};
+    if (step->k.next_lines <= 0 || step->v.next_lines <= 0) return b;
     int32_t n = step->k.n_next * step->k.next_lines + step->v.n_next * step->v.next_lines;
-    if (step->k.next_lines > 0 && step->v.next_lines > 0) b.rate = (n + n_times - 1) / n_times;
+    b.rate = (n + n_times - 1) / n_times;
     return b;
 }
 
@@ -132,18 +121,18 @@ static bringer bringer_of(const paged__step *step, int32_t n_times) {
     do {                                                                                                     \
         TILE_LOAD(rows, q + at, step->q_stride);                                                             \
         TILE_LOAD(lines, k[0] + at * LINES, LINE);                                                           \
-        TILE_DOT(0, rows, lines);                                                                            \
+        TILE_DOT_BF16(0, rows, lines);                                                                       \
         if (n_tiles > 1) {                                                                                   \
             TILE_LOAD(lines, k[1] + at * LINES, LINE);                                                       \
-            TILE_DOT(1, rows, lines);                                                                        \
+            TILE_DOT_BF16(1, rows, lines);                                                                   \
         }                                                                                                    \
         if (n_tiles > 2) {                                                                                   \
             TILE_LOAD(lines, k[2] + at * LINES, LINE);                                                       \
-            TILE_DOT(2, rows, lines);                                                                        \
+            TILE_DOT_BF16(2, rows, lines);                                                                   \
         }                                                                                                    \
         if (n_tiles > 3) {                                                                                   \
             TILE_LOAD(lines, k[3] + at * LINES, LINE);                                                       \
-            TILE_DOT(3, rows, lines);                                                                        \
+            TILE_DOT_BF16(3, rows, lines);                                                                   \
         }                                                                                                    \
     } while (0)
 
@@ -193,7 +182,7 @@ INLINE void qk_rows(const paged__step *step, bringer *b, int32_t r, int32_t n, f
 /* Few rows: tile after tile, line after line. */
 static void qk_few(const paged__step *step) {
     const int n_tiles = 1;
-    const uint8_t *q = step->q, *k[1];
+    const uint8_t *q = step->q, *k[4]; /* of QK_CHUNK; one is used */
     int32_t last = (step->seen[step->n_rows - 1].end - 1) / PAGED_TILE;
     configure_k(step, step->n_rows);
     for (int32_t tile = step->seen[0].first / PAGED_TILE; tile <= last; tile++) {
@@ -313,18 +302,18 @@ INLINE void pv_columns(const paged__step *step, const values *v, bringer *b, str
         const int64_t stride = v->stride;
         TILE_LOAD(6, p + tile * PAGED_TILE * 2, step->p_stride);
         TILE_LOAD(7, at, stride);
-        TILE_DOT(0, 6, 7);
+        TILE_DOT_BF16(0, 6, 7);
         if (n > 1) {
             TILE_LOAD(7, at + LINE, stride);
-            TILE_DOT(1, 6, 7);
+            TILE_DOT_BF16(1, 6, 7);
         }
         if (n > 2) {
             TILE_LOAD(7, at + 2 * LINE, stride);
-            TILE_DOT(2, 6, 7);
+            TILE_DOT_BF16(2, 6, 7);
         }
         if (n > 3) {
             TILE_LOAD(7, at + 3 * LINE, stride);
-            TILE_DOT(3, 6, 7);
+            TILE_DOT_BF16(3, 6, 7);
         }
         if (f) fetch_stream(f, n * PAIRS);
         if (b) bring(b);
@@ -416,8 +405,10 @@ static void attend_blocks(const paged__step *step, const values *v) {
         qk_rows(step, &b, 0, ROWS, s[0]);
     }
     for (int32_t i = 0, r = 0; i < n; i++, r += ROWS) {
-        if (varies) configure_k(step, ROWS);
-        if (i + 1 < n) qk_rows(step, &b, r + ROWS, ROWS, s[(i + 1) % 2]);
+        if (i + 1 < n) {
+            if (varies) configure_k(step, ROWS);
+            qk_rows(step, &b, r + ROWS, ROWS, s[(i + 1) % 2]);
+        }
         softmax_rows(step, s[i % 2], step->p, r, r + ROWS);
         if (varies) configure_v(ROWS);
         pv_rows(step, v, &b, NULL, tiles_of(step, r, ROWS), r, step->p);

@@ -14,6 +14,7 @@
  *
  * Few tokens, and F32, F16 and BF16 weights, are left to the kernels for VNNI.
  */
+#include "ops/amx/tiles.h"
 #include "ops/linear_lanes.h"
 #include "ops/linear_vnni.h"
 
@@ -76,40 +77,41 @@ typedef struct task {
     products *products;        /* [n_steps] */
     uintptr_t next;            /* weights to bring into the cache meanwhile, maybe behind the last, … */
     size_t next_bytes;         /* … so much a group */
+    int32_t configured;        /* tokens that the tiles' shapes are for; 0: none yet */
 } task;
 
 /* One step on tiles a (activations), c0 and c1 (products), whose products of two steps before go to `done`. A
  * tile should not be stored right after the instruction that makes it, so two steps are under way. */
 #define MULTIPLY(a, c0, c1, q, weights, done)                                                                \
     do {                                                                                                     \
-        _tile_loadd(a, q, sizeof(paged__act_block));                                                         \
-        _tile_loadd(2, weights, 64);                                                                         \
-        if (done) _tile_stored(c0, (done)[0][0], 64);                                                        \
-        _tile_zero(c0);                                                                                      \
-        _tile_dpbssd(c0, a, 2);                                                                              \
-        _tile_loadd(3, (weights) + step_bytes(kind), 64);                                                    \
-        if (done) _tile_stored(c1, (done)[0][1], 64);                                                        \
-        _tile_zero(c1);                                                                                      \
-        _tile_dpbssd(c1, a, 3);                                                                              \
+        TILE_LOAD(a, q, sizeof(paged__act_block));                                                           \
+        TILE_LOAD(2, weights, 64);                                                                           \
+        if (done) TILE_STORE(c0, (done)[0][0], 64);                                                          \
+        TILE_ZERO(c0);                                                                                       \
+        TILE_DOT_INT8(c0, a, 2);                                                                             \
+        TILE_LOAD(3, (weights) + step_bytes(kind), 64);                                                      \
+        if (done) TILE_STORE(c1, (done)[0][1], 64);                                                          \
+        TILE_ZERO(c1);                                                                                       \
+        TILE_DOT_INT8(c1, a, 3);                                                                             \
     } while (0)
 
 INLINE void multiply(const task *k, const step_kind kind) {
-    const int64_t bytes = TILES * step_bytes(kind), n = k->n_steps;
+    const int64_t bytes = TILES * step_bytes(kind), n = k->n_steps, width = k->width;
     const uint8_t *panel = k->panel;
     const paged__act_block *x = k->x;
     products *to = k->products, *even = NULL, *odd = NULL;
     for (int64_t i = 0; i < n; i += 2, panel += 2 * bytes) {
-        const paged__act_block *second = kind == HALVES ? x : x + k->width;
+        const paged__act_block *second = kind == HALVES ? x : x + width;
         MULTIPLY(0, 4, 5, x->q, panel, even);
         MULTIPLY(1, 6, 7, second->q + (kind == HALVES ? 16 : 0), panel + bytes, odd);
         even = to + i;
         odd = even + 1;
-        x = second + k->width;
+        x = second + width;
     }
-    _tile_stored(4, even[0][0], 64);
-    _tile_stored(5, even[0][1], 64);
-    _tile_stored(6, odd[0][0], 64);
-    _tile_stored(7, odd[0][1], 64);
+    TILE_STORE(4, even[0][0], 64);
+    TILE_STORE(5, even[0][1], 64);
+    TILE_STORE(6, odd[0][0], 64);
+    TILE_STORE(7, odd[0][1], 64);
 }
 
 /* Sums of tile r, of some tokens from t0 on. */
@@ -185,30 +187,21 @@ static const unpack_fn unpack[PAGED__N_WEIGHT_TYPES] = {FORMATS(UNPACK_NAME)};
 
 /* ---- the table's functions ---- */
 
-/* What LDTILECFG reads. */
-typedef struct shapes {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t n_rows[16];
-} shapes;
-
 /* Tiles 0, 1: activations; 2, 3: weights; 4 … 7: products. */
 static void configure(int32_t n_tokens, const step_kind kind) {
     const uint8_t columns = kind == HALVES ? 16 : 32, rows = columns / 4, t = (uint8_t)n_tokens;
-    const shapes s = {.palette = 1,
-                      .row_bytes = {columns, columns, 64, 64, 64, 64, 64, 64},
-                      .n_rows = {t, t, rows, rows, t, t, t, t}};
-    __asm__ volatile("" : : "r"(&s) : "memory"); /* gcc 12 says that only 8 bytes are read */
-    _tile_loadconfig(&s);
+    const tile_shapes shapes = {.palette = 1,
+                                .row_bytes = {columns, columns, 64, 64, 64, 64, 64, 64},
+                                .n_rows = {t, t, rows, rows, t, t, t, t}};
+    TILE_SHAPES_LOAD(shapes);
 }
 
 /* All tokens on a panel; x_block: where its columns begin. */
 static void panel_sums(task *k, float *out, const paged__act *x, int64_t x_block, int32_t token0,
                        int32_t n_tokens, const step_kind kind) {
-    int32_t configured = 0;
     for (int32_t t = 0; t < n_tokens;) {
         const paged__group group = paged__group_of(x, token0 + t);
-        if (group.width != configured) configure(configured = group.width, kind);
+        if (group.width != k->configured) configure(k->configured = group.width, kind);
         k->sums = out + t * STRIDE;
         k->width = group.width;
         k->x = paged__group_blocks(x, group) + x_block * group.width;
@@ -219,33 +212,32 @@ static void panel_sums(task *k, float *out, const paged__act *x, int64_t x_block
 }
 
 /* Some columns of the two tiles; those of Q6_K are twice as many steps and two panels. */
-static void part_sums(float *out, const paged__matrix *w, const uint8_t *units, int64_t first_unit, int64_t n,
-                      const paged__act *x, int32_t token0, int32_t n_tokens) {
+static void part_sums(task *k, float *out, const paged__matrix *w, const uint8_t *units, int64_t first_unit,
+                      int64_t n, const paged__act *x, int32_t token0, int32_t n_tokens) {
     _Alignas(64) uint8_t unpacked[STEPS * TILES * STEP_BYTES];
     _Alignas(64) products of_steps[STEPS];
     const step_kind kind = kind_of(w->type);
     const int32_t n_panels = kind == HALVES ? 2 : 1;
     const int64_t n_blocks = n * paged__unit_blocks(w->type), bytes = n * paged__unit_step(w->type);
-    const int32_t size = paged__group_size(x), n_groups = (n_tokens + size - 1) / size;
+    const int32_t n_groups = (n_tokens + x->group - 1) / x->group;
     unpack[w->type](unpacked, units, n);
     unpack[w->type](unpacked + step_bytes(kind), units + paged__unit_bytes(w->type), n);
-    __asm__ volatile("" : : "r"(unpacked) : "memory"); /* what loads of tiles read */
-    task k = {.n_steps = n_blocks,
-              .products = of_steps,
-              /* As many bytes as were used now, evenly over all groups. */
-              .next = (uintptr_t)units + (size_t)bytes,
-              .next_bytes = (size_t)(bytes / (n_groups * n_panels))};
+    k->n_steps = n_blocks;
+    k->products = of_steps;
+    /* As many bytes as were used now, evenly over all groups. */
+    k->next = (uintptr_t)units + (size_t)bytes;
+    k->next_bytes = (size_t)(bytes / (n_groups * n_panels));
     for (int32_t i = 0; i < n_panels; i++) {
-        k.panel = unpacked + i * n_blocks * TILES * step_bytes(kind);
-        k.goes_on = first_unit > 0 || i > 0;
-        panel_sums(&k, out, x, first_unit * paged__unit_blocks(w->type) + i * n_blocks / 2, token0, n_tokens,
+        k->panel = unpacked + i * n_blocks * TILES * step_bytes(kind);
+        k->goes_on = first_unit > 0 || i > 0;
+        panel_sums(k, out, x, first_unit * paged__unit_blocks(w->type) + i * n_blocks / 2, token0, n_tokens,
                    kind);
     }
 }
 
 static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_tiles, const paged__act *x,
                  int32_t token0, int32_t n_tokens) {
-    if (paged__group_most(x) != PAGED__AMX_GROUP) {
+    if (x->group <= PAGED__ACT_GROUP) {
         paged__linear_vnni.sums(out, w, tile0, n_tiles, x, token0, n_tokens);
         return;
     }
@@ -253,10 +245,12 @@ static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_ti
     const int64_t n_units = (int64_t)w->tile_bytes / paged__unit_bytes(w->type);
     const int64_t most = STEPS / paged__unit_blocks(w->type);
     const int64_t n_parts = (n_units + most - 1) / most, part = (n_units + n_parts - 1) / n_parts;
+    task k = {.configured = 0};
     for (int64_t u = 0; u < n_units; u += part)
-        part_sums(out, w, tile + u * paged__unit_step(w->type), u, PAGED_MIN(part, n_units - u), x, token0,
-                  n_tokens);
-    _tile_release();
+        part_sums(&k, out, w, tile + u * paged__unit_step(w->type), u, PAGED_MIN(part, n_units - u), x,
+                  token0, n_tokens);
+    TILE_RELEASE();
 }
 
-const paged__linear_kernels_table paged__linear_amx = {.name = "amx", .sums = sums, PAGED__LANES};
+const paged__linear_kernels_table paged__linear_amx = {
+    .name = "amx", .wide_groups = true, .sums = sums, PAGED__LANES};

@@ -266,12 +266,13 @@ static void part_sums(float *out, const paged__matrix *w, const uint8_t *units, 
         k.n_units = n * unit_blocks;
     }
     /* As many bytes as were used now, from a little ahead on, evenly over all groups. */
-    const int32_t size = paged__group_size(x), n_groups = (n_tokens + size - 1) / size;
+    const int32_t n_groups = (n_tokens + x->group - 1) / x->group;
     k.next = (uintptr_t)units + (size_t)(n_groups > 1 ? n * step : AHEAD);
     k.next_bytes = (size_t)PAGED_MAX(64, step / unit_blocks / n_groups);
     const uintptr_t end = k.next + (size_t)(n * step);
     for (int32_t t = 0; t < n_tokens;) {
         const paged__group group = paged__group_of(x, token0 + t);
+        PAGED_ASSERT(group.width <= PAGED__ACT_GROUP);
         k.sums = out + t * STRIDE;
         k.x = paged__group_blocks(x, group) + first_unit * unit_blocks * group.width;
         run[group.width - 1](&k);

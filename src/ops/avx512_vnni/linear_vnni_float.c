@@ -92,6 +92,7 @@ void paged__vnni_float_sums(float *out, const paged__matrix *w, const uint8_t *t
         for (int32_t t = 0, width = 0; t < n_tokens; t += width) {
             const paged__group group = paged__group_of(x, token0 + t);
             width = group.width;
+            PAGED_ASSERT(width <= PAGED__ACT_GROUP);
             for (int32_t r = 0; r < n_tiles; r += step) {
                 const task k = {.sums = out + t * stride + r * 16,
                                 .stride = stride,
