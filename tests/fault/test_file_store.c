@@ -373,7 +373,8 @@ static void consistent(const char *dir, const char *what, int64_t n, uint64_t ma
     n_calls = calls;
 }
 
-/* A directory that has records already, so that opening has something to do. */
+/* A directory that has records already, so that opening has something to do; of another shape one is pinned,
+ * so that the others make room. */
 static void old_dir(void) {
     new_dir();
     fault_kind = NO_FAULT;
@@ -385,6 +386,7 @@ static void old_dir(void) {
     CHECK_EQ(paged_file_store_create(&config, &store, NULL, NULL), PAGED_OK);
     CHECK_EQ(store.open(store.self, &shape, NULL), PAGED_OK);
     for (int i = 0; i < 3; i++) CHECK_EQ(put_number(&store, i, NULL), PAGED_OK);
+    CHECK_EQ(store.pin(store.self, "conv-2", (paged_key[]){world_key(1)}, 1, NULL), PAGED_OK);
     store.close(store.self);
 }
 
