@@ -28,7 +28,7 @@ from rounds import CLEAN, CPUS, MIN_ROUNDS, ROOT, Progress, Side, machine, row a
 BUILD = pathlib.Path(os.environ.get("PAGED_BUILD", ROOT / "build/release"))
 PROMPT = 4096
 MIB = 512           # of the records that are written and read
-RECORD = 368640     # bytes: 16 tokens of SmolLM2-135M in f16
+RECORD = 368640     # bytes: 16 tokens of SmolLM2-135M, two bytes a number
 READS = 2           # of the same in a round
 SLOW_ROUNDS = 2 * MIN_ROUNDS  # what is asked about is a few percent, as much as a round's ratio strays by itself
 SYNC = (64 << 20) // RECORD  # records between two syncs of the store

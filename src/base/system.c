@@ -20,6 +20,10 @@ static int real_allocate(int fd, off_t offset, off_t n_bytes) {
     return fallocate(fd, 0, offset, n_bytes);
 }
 
+static int real_punch(int fd, off_t offset, off_t n_bytes) {
+    return fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, n_bytes);
+}
+
 static int real_start_sync(int fd, off_t offset, off_t n_bytes) {
     return sync_file_range(fd, offset, n_bytes, SYNC_FILE_RANGE_WRITE);
 }
@@ -59,6 +63,7 @@ const paged__system_calls paged__system_real = {.open = real_open,
                                                 .readv = preadv,
                                                 .writev = pwritev,
                                                 .allocate = real_allocate,
+                                                .punch = real_punch,
                                                 .start_sync = real_start_sync,
                                                 .sync_data = fdatasync,
                                                 .sync = fsync,

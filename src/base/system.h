@@ -19,6 +19,7 @@ typedef struct paged__system_calls {
     ssize_t (*readv)(int fd, const struct iovec *parts, int n_parts, off_t offset);
     ssize_t (*writev)(int fd, const struct iovec *parts, int n_parts, off_t offset);
     int (*allocate)(int fd, off_t offset, off_t n_bytes); /* fallocate: the size follows */
+    int (*punch)(int fd, off_t offset, off_t n_bytes);    /* fallocate: a hole there, the size stays */
     int (*start_sync)(int fd, off_t offset,
                       off_t n_bytes); /* a hint: begin to write these bytes to the disk */
     int (*sync_data)(int fd);         /* fdatasync */

@@ -26,8 +26,8 @@ static const paged__option options_table[] = {
     {PAGED__OPTION_OPERAND, 0, "ACTION", NULL, AT(verb), 0, 0, NULL,
      "ls: what there is, by fingerprint (model, types, kernels)\n"
      "check: read every record; damaged ones go into quarantine\n"
-     "gc: remove what is too old or too much, and pack the index\n"
-     "export: write records into FILE; import: read them from it"},
+     "gc: remove what is too old or too much and not pinned, and pack\nthe index\n"
+     "export: write records into FILE; import: read them from it; pins\nare not carried along"},
     {PAGED__OPTION_OPERAND, 0, "FILE", NULL, AT(file), 0, 0, NULL, "of export and import"},
     {PAGED__OPTION_TEXT, 0, "store", "DIR", AT(dir), 0, 0, NULL, "the directory of the store"},
     {PAGED__OPTION_FLAG, 0, "records", NULL, AT(records), 0, 0, NULL, "ls: each record, with its key"},

@@ -1,5 +1,6 @@
 /* store/file.h: the parts of the file store, from the bottom up: the index (SQLite), the slots of one data
- * file, what is read of them ahead, the store that joins them, its notes, the tools of `paged store`.
+ * file, what is read of them ahead, the store that joins them, its files, its notes, the tools of `paged
+ * store`.
  *
  * What holds, whatever call fails and whenever the process ends:
  *  - The index names a record only after the data file was synced with it. A batch is one transaction of the
@@ -41,6 +42,7 @@ typedef struct paged__shape_row {
     int64_t id, slot_bytes;
     int64_t n_records, last_slot; /* last_slot: -1 without records */
     int64_t last_used, last_used_at, n_pinned;
+    bool has_pins; /* though their records may not be there yet */
     paged__shape shape;
 } paged__shape_row;
 
@@ -82,6 +84,8 @@ paged_status paged__index_evict(paged__index *index, int64_t shape, int64_t *slo
 paged_status paged__index_oldest_use(paged__index *index, int64_t shape, int64_t *used, paged_error *err);
 /* Takes out what was not used since `before` (seconds), and what lies at `slot` or behind it. */
 paged_status paged__index_expire(paged__index *index, int64_t before, int64_t *n_erased, paged_error *err);
+paged_status paged__index_erase_unpinned(paged__index *index, int64_t shape, int64_t *n_erased,
+                                         paged_error *err);
 paged_status paged__index_cut(paged__index *index, int64_t shape, int64_t slot, int64_t *n_erased,
                               paged_error *err);
 /* Records whose time of use is in the future were used now. */
@@ -90,9 +94,10 @@ paged_status paged__index_counts(paged__index *index, int64_t *n_records, int64_
                                  paged_error *err);
 
 /* Instead of what `name` pinned before, these; of no shape, when n is 0. A pinned record is neither evicted
- * nor expired; it goes if it is damaged, cut off, or with its shape. */
+ * nor expired; it goes if it is damaged, cut off, or with its shape. differs: nothing is changed, but it says
+ * whether anything would be; or NULL. */
 paged_status paged__index_pin(paged__index *index, int64_t shape, const char *name, const paged_key *keys,
-                              int32_t n, paged_error *err);
+                              int32_t n, bool *differs, paged_error *err);
 bool paged__index_is_pinned(paged__index *index, int64_t shape, const paged_key *key);
 paged_status paged__index_last_pinned(paged__index *index, int64_t shape, int64_t *slot,
                                       paged_error *err); /* -1: none is there */
@@ -197,7 +202,8 @@ void paged__slots_expect(paged__slots *slots, const paged_key *keys, int32_t n);
 /* Asks for as many of them as there is room for. slot_of: where one is; -1: nowhere. */
 void paged__slots_read_ahead(paged__slots *slots, int64_t (*slot_of)(void *user, const paged_key *key),
                              void *user);
-/* Whether a slot was asked for. Those of the half before it are not wanted any more: there is room again. */
+/* Whether a slot was asked for; then paged__slots_ahead is to follow. Those of the half before it are not
+ * wanted any more: there is room again. */
 bool paged__slots_is_ahead(paged__slots *slots, int64_t slot);
 /* Waits for its bytes, [slot_bytes] until the next call; NULL: it could not be read. */
 const uint8_t *paged__slots_ahead(paged__slots *slots, int64_t slot);
@@ -220,6 +226,8 @@ typedef struct paged__file_store {
     paged__slots slots;
     uint8_t *front;      /* [front_bytes] */
     int64_t other_bytes; /* of the data files of other shapes */
+    bool nothing_goes;   /* all that could go is pinned, and nothing has changed since */
+    uint32_t n_lost;     /* transactions */
 
     int32_t n_new, n_going, n_touched; /* in the open transaction */
     int64_t touched_at;                /* of the oldest touch of it */
@@ -240,8 +248,22 @@ paged_status paged__file_store_use(paged__file_store *s, const paged_store_shape
 paged_status paged__file_store_read(paged__file_store *s, paged_record *record, uint32_t wanted, bool is_use);
 paged_status paged__file_store_tidy(paged__file_store *s, paged_error *err);
 paged_status paged__file_store_commit(paged__file_store *s, paged_error *err);
-int64_t paged__file_store_bytes(paged__file_store *s, const paged__shape_row *row); /* of its data file */
 paged_status paged__file_store_drop(paged__file_store *s, int64_t shape, paged_error *err);
+
+/* ---- file_disk.c: its files ---- */
+
+/* Of a data file: how long it is, and how much of that the disk has (holes are not there); -1: there is
+ * none. */
+int64_t paged__file_store_length(paged__file_store *s, const paged__shape_row *row);
+int64_t paged__file_store_bytes(paged__file_store *s, const paged__shape_row *row);
+void paged__file_store_trim(paged__file_store *s, int64_t shape, int64_t size_bytes);
+/* What no record of the index has goes: what lies behind the last, and holes before it where the file system
+ * has such. */
+paged_status paged__file_store_punch(paged__file_store *s, const paged__shape_row *row, paged_error *err);
+
+void paged__file_store_count_quarantined(paged__file_store *s);
+/* Keeps a copy of a damaged slot for whoever wants to know why. It is no loss if that fails. */
+void paged__file_store_quarantine(paged__file_store *s, const paged__entry *entry);
 
 /* ---- file_notes.c ---- */
 

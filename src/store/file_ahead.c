@@ -15,12 +15,21 @@ static paged__ahead_half *other_half(paged__ahead *a) {
     return &a->halves[1 - a->at];
 }
 
+/* Nothing more is asked for. It is told once. */
+static void turn_off(paged__ahead *a, int error) {
+    char reason[128];
+    if (!a->off)
+        paged__log(PAGED_LOG_WARN, "store: records are not read ahead of their use any more: %s",
+                   strerror_r(error, reason, sizeof reason));
+    a->off = true;
+}
+
 static bool set_up(paged__slots *slots) {
     paged__ahead *a = &slots->ahead;
     if (a->off || slots->direct < 0) return false;
     if (!a->reads && paged__system()->reads_open(2 * PAGED__AHEAD_MAX, &a->reads) < 0) {
         a->reads = 0;
-        a->off = true;
+        turn_off(a, errno);
         return false;
     }
     if (a->bytes) return true;
@@ -49,6 +58,7 @@ static void wait_for(paged__ahead *a, const paged__ahead_half *half) {
         const int n = paged__system()->reads_wait(a->reads, PAGED__AHEAD_MAX, events);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) {
+            turn_off(a, n < 0 ? errno : EIO);
             give_up(a);
             return;
         }
@@ -58,7 +68,7 @@ static void wait_for(paged__ahead *a, const paged__ahead_half *half) {
             its->n_under_way--;
             its->failed |= events[i].res != (int64_t)read->aio_nbytes;
             /* The file could be opened so, but wants other sizes or places than these. */
-            a->off |= events[i].res == -EINVAL;
+            if (events[i].res == -EINVAL) turn_off(a, EINVAL);
         }
     }
 }
@@ -121,7 +131,7 @@ void paged__slots_read_ahead(paged__slots *slots, int64_t (*slot_of)(void *user,
     if (half->n == 0) return;
     const int32_t n_reads = make_reads(slots, half, reads);
     const int n = paged__system()->reads_start(a->reads, n_reads, reads);
-    a->off = n < 0 && errno == EINVAL;
+    if (n < 0 && errno == EINVAL) turn_off(a, EINVAL);
     half->n_under_way = PAGED_MAX(n, 0);
     half->failed = n < n_reads;
 }
@@ -136,7 +146,7 @@ bool paged__slots_is_ahead(paged__slots *slots, int64_t slot) {
     paged__ahead *a = &slots->ahead;
     if (place_in(&a->halves[a->at], slot) >= 0) return true;
     if (place_in(other_half(a), slot) < 0) return false;
-    wait_for(a, &a->halves[a->at]); /* some of it may not have been asked for */
+    PAGED_ASSERT(a->halves[a->at].n_under_way == 0); /* paged__slots_ahead has waited for it */
     a->halves[a->at].n = 0;
     a->at = 1 - a->at;
     return true;

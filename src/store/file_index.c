@@ -1,6 +1,7 @@
 /* file_index.c: what is where, in SQLite (WAL, one connection that nobody shares). Durable with each
  * commit. */
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "store/file.h"
 
@@ -23,11 +24,13 @@ static const char schema[] =
     " changed INTEGER NOT NULL, until INTEGER NOT NULL);"
     "CREATE INDEX notes_turn ON notes(turn);"
     "PRAGMA user_version=1; PRAGMA application_id=1346849622;";
-/* An index from before there were pins gets them when it is opened for writing. */
-static const char pins_schema[] =
-    "CREATE TABLE IF NOT EXISTS pins(shape INTEGER NOT NULL, key BLOB NOT NULL, name TEXT NOT NULL,"
+/* An index from before there were pins gets them when it is opened for writing; for reading it has none. */
+#define PINS_COLUMNS                                                                                         \
+    "pins(shape INTEGER NOT NULL, key BLOB NOT NULL, name TEXT NOT NULL,"                                    \
     " PRIMARY KEY(shape, key, name)) WITHOUT ROWID;"
-    "CREATE INDEX IF NOT EXISTS pins_name ON pins(name);";
+static const char pins_schema[] =
+    "CREATE TABLE IF NOT EXISTS " PINS_COLUMNS "CREATE INDEX IF NOT EXISTS pins_name ON pins(name);";
+static const char no_pins_schema[] = "PRAGMA temp_store=MEMORY; CREATE TEMP TABLE " PINS_COLUMNS;
 _Static_assert(PAGED__INDEX_VERSION == 1 && APPLICATION_ID == 1346849622, "the schema says these numbers");
 
 #define ENTRY "key, slot, parent, first, n_tokens, groups, used_at"
@@ -44,7 +47,8 @@ _Static_assert(PAGED__INDEX_VERSION == 1 && APPLICATION_ID == 1346849622, "the s
               " ifnull((SELECT max(slot) FROM records WHERE shape = id), -1),"                               \
               " ifnull((SELECT max(used) FROM records WHERE shape = id), 0) AS last,"                        \
               " ifnull((SELECT max(used_at) FROM records WHERE shape = id), 0),"                             \
-              " (SELECT count(DISTINCT records.key)" PINNED_OF "id)"                                         \
+              " (SELECT count(DISTINCT records.key)" PINNED_OF "id),"                                        \
+              " EXISTS (SELECT 1 FROM pins WHERE pins.shape = id)"                                           \
               " FROM shapes ORDER BY last, id")                                                              \
     X(ADD_SHAPE, "INSERT INTO shapes(fingerprint, block_size, block_bytes, slot_bytes) VALUES(?1,?2,?3,?4)") \
     X(DROP_RECORDS, "DELETE FROM records WHERE shape = ?1")                                                  \
@@ -62,8 +66,10 @@ _Static_assert(PAGED__INDEX_VERSION == 1 && APPLICATION_ID == 1346849622, "the s
     X(OLDEST, "SELECT slot, used FROM records WHERE shape = ?1" NOT_PINNED " ORDER BY used LIMIT ?2")        \
     X(ERASE_SLOT, "DELETE FROM records WHERE shape = ?1 AND slot = ?2")                                      \
     X(EXPIRE, "DELETE FROM records WHERE used_at < ?1" NOT_PINNED)                                           \
-    X(PIN, "INSERT OR IGNORE INTO pins(name, shape, key) VALUES(?1,?2,?3)")                                  \
-    X(UNPIN, "DELETE FROM pins WHERE name = ?1")                                                             \
+    X(ERASE_UNPINNED, "DELETE FROM records WHERE shape = ?1" NOT_PINNED)                                     \
+    X(PIN, "INSERT INTO pins(name, shape, key) VALUES(?1,?2,?3) ON CONFLICT(shape, key, name) DO NOTHING")   \
+    X(UNPIN, "DELETE FROM pins WHERE name = ?1 AND shape = ?2 AND key = ?3")                                 \
+    X(PINS_OF, "SELECT shape, key FROM pins WHERE name = ?1 ORDER BY shape, key")                            \
     X(IS_PINNED, "SELECT 1 FROM pins WHERE shape = ?1 AND key = ?2 LIMIT 1")                                 \
     X(LAST_PINNED, "SELECT ifnull(max(records.slot), -1)" PINNED_OF "?1")                                    \
     X(CUT, "DELETE FROM records WHERE shape = ?1 AND slot >= ?2")                                            \
@@ -245,6 +251,14 @@ static char *immutable_uri(const char *path) {
     return full;
 }
 
+static paged_status see_pins(paged__index *index, bool read_only, paged_error *err) {
+    int64_t n = 0;
+    if (!read_only) return exec(index, pins_schema, err);
+    const paged_status status =
+        ask(index, "SELECT count(*) FROM sqlite_master WHERE name = 'pins'", &n, NULL, 0, err);
+    return status || n ? status : exec(index, no_pins_schema, err);
+}
+
 paged_status paged__index_open(paged__index *index, const char *path, bool read_only, paged_error *err) {
     *index = (paged__index){.path = path};
     char *uri = read_only ? immutable_uri(path) : NULL;
@@ -273,7 +287,7 @@ paged_status paged__index_open(paged__index *index, const char *path, bool read_
         if (!status) status = exec(index, schema, err);
         if (!status) status = exec(index, "COMMIT", err);
     }
-    if (!status && !is_new && !read_only) status = exec(index, pins_schema, err);
+    if (!status && !is_new) status = see_pins(index, read_only, err);
     if (!status) status = prepare(index, err);
     /* What a crash has left in the log goes into the file, so that the log begins anew. */
     if (!status && !read_only) status = exec(index, "PRAGMA wal_checkpoint(TRUNCATE)", err);
@@ -308,7 +322,8 @@ static bool read_shape(sqlite3_stmt *stmt, paged__shape_row *row, paged_status *
                               .last_slot = sqlite3_column_int64(stmt, 6),
                               .last_used = sqlite3_column_int64(stmt, 7),
                               .last_used_at = sqlite3_column_int64(stmt, 8),
-                              .n_pinned = sqlite3_column_int64(stmt, 9)};
+                              .n_pinned = sqlite3_column_int64(stmt, 9),
+                              .has_pins = sqlite3_column_int(stmt, 10) != 0};
     if (n_bytes > sizeof block_bytes || n_bytes % sizeof block_bytes[0] || row->slot_bytes < 1) return false;
     if (n_bytes) memcpy(block_bytes, sqlite3_column_blob(stmt, 3), n_bytes);
     for (int32_t g = 0; g < shape.n_groups; g++) shape.block_bytes[g] = block_bytes[g];
@@ -536,17 +551,89 @@ paged_status paged__index_evict(paged__index *index, int64_t shape, int64_t *slo
 
 /* ---- pins ---- */
 
-paged_status paged__index_pin(paged__index *index, int64_t shape, const char *name, const paged_key *keys,
-                              int32_t n, paged_error *err) {
-    sqlite3_bind_text(prepared(index, UNPIN), 1, name, -1, SQLITE_STATIC);
-    paged_status status = change(index, UNPIN, err);
-    for (int32_t i = 0; i < n && !status; i++) {
-        sqlite3_stmt *stmt = prepared(index, PIN);
-        sqlite3_bind_text(stmt, 1, name, -1, SQLITE_STATIC);
-        sqlite3_bind_int64(stmt, 2, shape);
-        bind_key(stmt, 3, &keys[i]);
-        status = change(index, PIN, err);
+typedef struct pin {
+    int64_t shape;
+    paged_key key;
+} pin;
+
+typedef struct pin_list { /* in the order of compare_pins, each once */
+    pin *pins;            /* [n_room] */
+    int32_t n, n_room;
+} pin_list;
+
+static int compare_pins(const void *left, const void *right) {
+    const pin *a = left, *b = right;
+    if (a->shape != b->shape) return a->shape < b->shape ? -1 : 1;
+    return memcmp(a->key.bytes, b->key.bytes, sizeof a->key.bytes);
+}
+
+static paged_status make_room(pin_list *list, int32_t n, paged_error *err) {
+    if (n <= list->n_room) return PAGED_OK;
+    const int32_t n_room = PAGED_MAX(n, 2 * list->n_room);
+    pin *pins = paged__alloc((size_t)n_room, sizeof *pins);
+    if (!pins) return paged__fail(err, PAGED_ERR_NO_MEMORY, "%d pins", n_room);
+    if (list->n) memcpy(pins, list->pins, (size_t)list->n * sizeof *pins);
+    paged__free(list->pins);
+    list->pins = pins;
+    list->n_room = n_room;
+    return PAGED_OK;
+}
+
+/* What a name pins, as SQLite gives it: in the order that compare_pins has, too. */
+static paged_status list_pinned(paged__index *index, const char *name, pin_list *out, paged_error *err) {
+    sqlite3_stmt *stmt = prepared(index, PINS_OF);
+    paged_status status = PAGED_OK;
+    int code;
+    sqlite3_bind_text(stmt, 1, name, -1, SQLITE_STATIC);
+    while ((code = sqlite3_step(stmt)) == SQLITE_ROW) {
+        status = make_room(out, out->n + 1, err);
+        if (status) break;
+        out->pins[out->n].shape = sqlite3_column_int64(stmt, 0);
+        read_key(stmt, 1, &out->pins[out->n++].key);
     }
+    const paged_status ended = end(index, stmt, code, status ? NULL : err);
+    return status ? status : ended;
+}
+
+static paged_status list_wanted(int64_t shape, const paged_key *keys, int32_t n, pin_list *out,
+                                paged_error *err) {
+    const paged_status status = make_room(out, n, err);
+    if (status || n == 0) return status;
+    for (int32_t i = 0; i < n; i++) out->pins[i] = (pin){shape, keys[i]};
+    qsort(out->pins, (size_t)n, sizeof *out->pins, compare_pins);
+    for (int32_t i = 0; i < n; i++)
+        if (i == 0 || compare_pins(&out->pins[i], &out->pins[i - 1]) != 0) out->pins[out->n++] = out->pins[i];
+    return PAGED_OK;
+}
+
+static paged_status change_pin(paged__index *index, statement which, const char *name, const pin *of,
+                               paged_error *err) {
+    sqlite3_stmt *stmt = prepared(index, which);
+    sqlite3_bind_text(stmt, 1, name, -1, SQLITE_STATIC);
+    sqlite3_bind_int64(stmt, 2, of->shape);
+    bind_key(stmt, 3, &of->key);
+    return change(index, which, err);
+}
+
+paged_status paged__index_pin(paged__index *index, int64_t shape, const char *name, const paged_key *keys,
+                              int32_t n, bool *differs, paged_error *err) {
+    pin_list had = {0}, want = {0};
+    paged_status status = list_pinned(index, name, &had, err);
+    if (!status) status = list_wanted(shape, keys, n, &want, err);
+    if (differs) *differs = false;
+    for (int32_t h = 0, w = 0; (h < had.n || w < want.n) && !status;) {
+        const int order = h == had.n ? 1 : w == want.n ? -1 : compare_pins(&had.pins[h], &want.pins[w]);
+        if (differs && order) {
+            *differs = true;
+            break;
+        }
+        if (order < 0) status = change_pin(index, UNPIN, name, &had.pins[h], err);
+        if (order > 0) status = change_pin(index, PIN, name, &want.pins[w], err);
+        h += order <= 0;
+        w += order >= 0;
+    }
+    paged__free(had.pins);
+    paged__free(want.pins);
     return status;
 }
 
@@ -574,6 +661,11 @@ static paged_status count_changes(paged__index *index, paged_status status, int6
 
 paged_status paged__index_expire(paged__index *index, int64_t before, int64_t *n_erased, paged_error *err) {
     return count_changes(index, change_by_number(index, EXPIRE, before, err), n_erased);
+}
+
+paged_status paged__index_erase_unpinned(paged__index *index, int64_t shape, int64_t *n_erased,
+                                         paged_error *err) {
+    return count_changes(index, change_by_number(index, ERASE_UNPINNED, shape, err), n_erased);
 }
 
 paged_status paged__index_cut(paged__index *index, int64_t shape, int64_t slot, int64_t *n_erased,
@@ -633,15 +725,14 @@ static paged_status read_note(paged__index *index, int64_t row, size_t max_bytes
     sqlite3_blob *blob = NULL;
     int code = sqlite3_blob_open(index->db, "main", "notes", "data", row, 0, &blob);
     const size_t n = code ? 0 : PAGED_MIN((size_t)sqlite3_blob_bytes(blob), max_bytes);
-    void *found = code ? NULL : paged__alloc(n, 1);
+    void *found = code ? NULL : paged__note_copy(NULL, n);
     if (found) code = sqlite3_blob_read(blob, found, (int)n, 0);
     if (code) code = code_of(index);
     sqlite3_blob_close(blob);
-    void *copy = found && !code ? paged__note_copy(found, n) : NULL;
-    paged__free(found);
+    if (code) free(found);
     if (code) return fail(index, code, err);
-    if (!copy) return paged__fail(err, PAGED_ERR_NO_MEMORY, "note of %zu bytes", n);
-    *data = copy;
+    if (!found) return paged__fail(err, PAGED_ERR_NO_MEMORY, "note of %zu bytes", n);
+    *data = found;
     *size_bytes = n;
     return PAGED_OK;
 }

@@ -22,8 +22,7 @@ enum {
     BATCH_TOUCHES = 1024,   /* a transaction of nothing but times of use waits for so many … */
     BATCH_TOUCH_S = 60,     /* … or so long */
     EVICT_SHARE = 64,       /* of the records go at once, */
-    EVICT_MAX = 64,         /* but not more than this, */
-    QUARANTINE_MAX = 16,    /* files of damaged slots are kept */
+    EVICT_MAX = 64,         /* but not more than this */
     EXPIRE_EVERY_S = 60
 };
 static const char index_name[] = "index.sqlite";
@@ -77,6 +76,7 @@ static paged_status read_again(paged__file_store *s, paged_error *err) {
         if (!status) status = paged__index_each(&s->index, s->shape_id, mark_used, &s->slots, err);
     }
     s->stale = status != PAGED_OK;
+    s->nothing_goes = false;
     if (status) return status;
     s->used = PAGED_MAX(s->used, used);
     pthread_mutex_lock(&s->stats_lock);
@@ -101,6 +101,7 @@ static void lose_batch(paged__file_store *s) {
         s->shape_id = 0;
     }
     nothing_open(s);
+    s->n_lost++;
     s->stale = true;
     read_again(s, NULL);
 }
@@ -158,6 +159,7 @@ static paged_status erase(paged__file_store *s, const paged__entry *entry, paged
     if (status) return status;
     paged__slots_mark(&s->slots, entry->slot, PAGED__SLOT_GOING);
     s->n_going++;
+    s->nothing_goes = false;
     count(s, &s->stats.n_records, -1);
     return PAGED_OK;
 }
@@ -191,52 +193,6 @@ static void touch(paged__file_store *s, const paged__entry *entry) {
 
 /* ---- files ---- */
 
-static void quarantine_count(paged__file_store *s) {
-    const int fd =
-        paged__system()->open(s->dir_fd, "quarantine", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW, 0);
-    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
-    s->n_quarantined = 0;
-    if (!dir && fd >= 0) close(fd);
-    if (!dir) return;
-    for (struct dirent *e; (e = readdir(dir)) != NULL;) s->n_quarantined += e->d_name[0] != '.';
-    closedir(dir);
-}
-
-/* Keeps a copy of a damaged slot for whoever wants to know why. It is no loss if that fails. */
-static void quarantine(paged__file_store *s, const paged__entry *entry) {
-    enum { PIECE = 1 << 20 };
-    char name[64];
-    if (s->n_quarantined >= QUARANTINE_MAX) return;
-    uint8_t *piece = paged__alloc(PIECE, 1);
-    if (!piece) return;
-    snprintf(name, sizeof name, "quarantine/%" PRId64 "-%" PRId64 "-%" PRId64, s->shape_id, entry->slot,
-             now_s());
-    paged__system()->mkdir(s->dir_fd, "quarantine", 0700);
-    const int fd =
-        paged__system()->open(s->dir_fd, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    const int64_t from = entry->slot * s->slots.slot_bytes;
-    for (int64_t at = 0; fd >= 0 && at < s->slots.slot_bytes;) {
-        const size_t n = (size_t)PAGED_MIN(s->slots.slot_bytes - at, (int64_t)PIECE);
-        if (paged__read_all(s->slots.fd, &(struct iovec){piece, n}, 1, from + at) ||
-            paged__write_all(fd, &(struct iovec){piece, n}, 1, at))
-            break;
-        at += (int64_t)n;
-    }
-    if (fd >= 0) {
-        close(fd);
-        s->n_quarantined++;
-    }
-    paged__free(piece);
-}
-
-int64_t paged__file_store_bytes(paged__file_store *s, const paged__shape_row *row) {
-    char name[32];
-    struct stat info;
-    paged__slots_name(row->id, name);
-    if (paged__system()->stat_at(s->dir_fd, name, &info) != 0) return -1;
-    return S_ISREG(info.st_mode) ? (int64_t)info.st_size : -1;
-}
-
 paged_status paged__file_store_drop(paged__file_store *s, int64_t shape, paged_error *err) {
     char name[32];
     paged_status status = after_change(s, paged__index_drop_shape(&s->index, shape, err));
@@ -248,14 +204,31 @@ paged_status paged__file_store_drop(paged__file_store *s, int64_t shape, paged_e
     return read_again(s, err);
 }
 
-/* Cuts a data file behind its last record. */
-static void trim_file(paged__file_store *s, int64_t shape, int64_t size_bytes) {
-    char name[32];
-    paged__slots_name(shape, name);
-    const int fd = paged__system()->open(s->dir_fd, name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
-    if (fd < 0) return;
-    paged__system()->truncate(fd, (off_t)size_bytes);
-    close(fd);
+/* Of another shape that has pins what is not pinned goes, and the room that its file had for it: what lies
+ * behind its last record, and holes before that where the file system has such. */
+static paged_status drop_unpinned(paged__file_store *s, const paged__shape_row *row, paged_error *err) {
+    int64_t n_erased = 0;
+    paged_status status = after_change(s, paged__index_erase_unpinned(&s->index, row->id, &n_erased, err));
+    if (!status) status = paged__file_store_commit(s, err);
+    if (!status) status = paged__file_store_punch(s, row, err);
+    if (status) return status;
+    count(s, &s->stats.n_evicted, n_erased);
+    return read_again(s, err);
+}
+
+/* A shape goes, or what it can miss; *bytes become those that it has from then on. */
+static paged_status make_less(paged__file_store *s, const paged__shape_row *row, int64_t *bytes,
+                              paged_error *err) {
+    if (row->has_pins) {
+        const paged_status status = drop_unpinned(s, row, err);
+        *bytes = PAGED_MAX(paged__file_store_bytes(s, row), 0);
+        return status;
+    }
+    const paged_status status = paged__file_store_drop(s, row->id, err);
+    if (status) return status;
+    count(s, &s->stats.n_evicted, row->n_records);
+    *bytes = 0;
+    return PAGED_OK;
 }
 
 /* ---- create ---- */
@@ -266,13 +239,14 @@ static paged_status tidy_shapes(paged__file_store *s, paged_error *err) {
     int32_t n_rows = 0;
     paged_status status = paged__index_shapes(&s->index, &rows, &n_rows, err);
     for (int32_t i = 0; i < n_rows && !status; i++) {
-        const int64_t bytes = paged__file_store_bytes(s, &rows[i]);
+        const int64_t bytes = paged__file_store_length(s, &rows[i]);
         const int64_t n_slots = bytes < 0 ? 0 : (bytes + rows[i].slot_bytes - 1) / rows[i].slot_bytes;
         int64_t n_cut = 0;
         if (rows[i].last_slot >= n_slots)
             status = paged__index_cut(&s->index, rows[i].id, n_slots, &n_cut, err);
         s->stats.n_damaged += (uint64_t)n_cut;
-        if (!status && n_cut == rows[i].n_records)
+        /* One that has pins waits for its records. */
+        if (!status && n_cut == rows[i].n_records && (!rows[i].has_pins || bytes < 0))
             status = paged__index_drop_shape(&s->index, rows[i].id, err);
     }
     paged__shape_rows_free(rows, n_rows);
@@ -304,7 +278,7 @@ static paged_status tidy_files(paged__file_store *s, paged_error *err) {
     if (dir) closedir(dir);
     for (int32_t i = 0; i < n_rows && !status; i++) {
         const int64_t kept = (rows[i].last_slot + 1) * rows[i].slot_bytes;
-        if (paged__file_store_bytes(s, &rows[i]) > kept) trim_file(s, rows[i].id, kept);
+        if (paged__file_store_length(s, &rows[i]) > kept) paged__file_store_trim(s, rows[i].id, kept);
     }
     paged__shape_rows_free(rows, n_rows);
     return status;
@@ -444,37 +418,43 @@ static int64_t slot_bytes_of(const paged__shape *shape) {
     return (int64_t)((bytes + PAGED__SLOT_ALIGN - 1) / PAGED__SLOT_ALIGN * PAGED__SLOT_ALIGN);
 }
 
-/* A limit that became smaller: shapes that were not used for longest go whole, and of the own one what lies
- * behind the limit. */
+/* Of the own file what lies behind the limit goes, up to the last record that is pinned. */
+static paged_status shrink_own(paged__file_store *s, int64_t max, paged_error *err) {
+    int64_t n_cut = 0, last_pinned = -1;
+    paged_status status = paged__index_last_pinned(&s->index, s->shape_id, &last_pinned, err);
+    const int64_t n_slots = PAGED_MAX(max / s->slots.slot_bytes, last_pinned + 1);
+    if (status || n_slots >= s->slots.n_slots) return status;
+    status = after_change(s, paged__index_cut(&s->index, s->shape_id, n_slots, &n_cut, err));
+    if (!status) status = paged__file_store_commit(s, err);
+    if (!status && paged__system()->truncate(s->slots.fd, n_slots * s->slots.slot_bytes) != 0)
+        status = paged__io_fail(err, s->dir, errno);
+    if (status) return status;
+    count(s, &s->stats.n_evicted, n_cut);
+    s->slots.n_slots = n_slots;
+    return PAGED_OK;
+}
+
+/* A limit that became smaller: shapes that were not used for longest go, and of the own one what lies behind
+ * what pinned records of others leave of the limit. */
 static paged_status shrink(paged__file_store *s, paged_error *err) {
     paged__shape_row *rows = NULL;
     int32_t n_rows = 0;
     paged_status status = paged__index_shapes(&s->index, &rows, &n_rows, err);
     const int64_t max = (int64_t)s->config.max_bytes;
-    int64_t own = s->slots.fd >= 0 ? s->slots.n_slots * s->slots.slot_bytes : 0, others = 0;
+    const int64_t own = s->slots.fd >= 0 ? s->slots.n_slots * s->slots.slot_bytes : 0;
+    int64_t others = 0;
     for (int32_t i = 0; i < n_rows; i++)
         if (rows[i].id != s->shape_id) others += PAGED_MAX(paged__file_store_bytes(s, &rows[i]), 0);
     for (int32_t i = 0; i < n_rows && !status && own + others > max; i++) {
-        if (rows[i].id == s->shape_id || rows[i].n_pinned) continue;
-        const int64_t bytes = PAGED_MAX(paged__file_store_bytes(s, &rows[i]), 0);
-        status = paged__file_store_drop(s, rows[i].id, err);
-        if (!status) others -= bytes;
+        if (rows[i].id == s->shape_id) continue;
+        int64_t bytes = PAGED_MAX(paged__file_store_bytes(s, &rows[i]), 0);
+        others -= bytes;
+        status = make_less(s, &rows[i], &bytes, err);
+        others += bytes;
     }
     paged__shape_rows_free(rows, n_rows);
-    if (!status && own > max) {
-        int64_t n_slots = max / s->slots.slot_bytes, n_cut = 0, last_pinned;
-        status = paged__index_last_pinned(&s->index, s->shape_id, &last_pinned, err);
-        n_slots = PAGED_MAX(n_slots, last_pinned + 1);
-        if (!status) status = after_change(s, paged__index_cut(&s->index, s->shape_id, n_slots, &n_cut, err));
-        if (!status) status = paged__file_store_commit(s, err);
-        if (!status && paged__system()->truncate(s->slots.fd, n_slots * s->slots.slot_bytes) != 0)
-            status = paged__io_fail(err, s->dir, errno);
-        if (!status) {
-            count(s, &s->stats.n_evicted, n_cut);
-            s->slots.n_slots = n_slots;
-        }
-    }
     s->other_bytes = others;
+    if (!status && own + others > max && own > 0) status = shrink_own(s, PAGED_MAX(max - others, 0), err);
     return status ? status : read_again(s, err);
 }
 
@@ -621,7 +601,11 @@ paged_status paged__file_store_read(paged__file_store *s, paged_record *record, 
         is_up(s, false);
         return PAGED_ERR_NOT_FOUND;
     }
+    const uint32_t n_lost = s->n_lost;
     const int error = possible ? read_slot(s, &entry, record, wanted) : EBADMSG;
+    /* What was to be read ahead had to be written first, and that took the transaction with it: nothing is
+     * known of the entry any more. */
+    if (error && s->n_lost != n_lost) return PAGED_ERR_NOT_FOUND;
     if (error == 0) {
         if (is_use) touch(s, &entry);
         count(s, &s->stats.n_hits, 1);
@@ -635,7 +619,7 @@ paged_status paged__file_store_read(paged__file_store *s, paged_record *record, 
     else
         is_up(s, false);
     if (!s->config.read_only) {
-        if (error == EBADMSG && possible) quarantine(s, &entry);
+        if (error == EBADMSG && possible) paged__file_store_quarantine(s, &entry);
         /* What cannot be read is not asked for again, whatever the reason. */
         erase(s, &entry, NULL);
     }
@@ -694,13 +678,14 @@ static paged_status evict_shape(paged__file_store *s, bool *went, paged_error *e
     if (!status) status = paged__index_oldest_use(&s->index, s->shape_id, &own, err);
     if (status == PAGED_ERR_NOT_FOUND) status = PAGED_OK;
     for (int32_t i = 0; i < n_rows && !status && !*went; i++) {
-        if (rows[i].id == s->shape_id || rows[i].n_pinned || rows[i].last_used > own) continue;
+        const bool may_go = !rows[i].has_pins || rows[i].n_records > rows[i].n_pinned;
+        if (rows[i].id == s->shape_id || !may_go || rows[i].last_used > own) continue;
         const int64_t bytes = PAGED_MAX(paged__file_store_bytes(s, &rows[i]), 0);
-        status = paged__file_store_drop(s, rows[i].id, err);
+        int64_t left = bytes;
+        status = make_less(s, &rows[i], &left, err);
         if (status) break;
-        *went = true;
-        s->other_bytes = PAGED_MAX(s->other_bytes - bytes, 0);
-        count(s, &s->stats.n_evicted, rows[i].n_records);
+        *went = true; /* it will not be seen again, though a file system without holes has got nothing back */
+        s->other_bytes = PAGED_MAX(s->other_bytes - bytes + left, 0);
     }
     paged__shape_rows_free(rows, n_rows);
     return status;
@@ -721,6 +706,14 @@ static paged_status evict_records(paged__file_store *s, paged_error *err) {
     return PAGED_OK;
 }
 
+static paged_status no_room(const paged__file_store *s, int64_t free_bytes, paged_error *err) {
+    return paged__fail(err, PAGED_ERR_LIMIT,
+                       "%s: no room for %" PRId64 " bytes: limit %" PRIu64 ", free on the disk %" PRId64
+                       " of which %" PRIu64 " are kept free",
+                       s->dir, s->slots.slot_bytes, s->config.max_bytes, free_bytes,
+                       s->config.keep_free_bytes);
+}
+
 /* A free slot: one that is there, one more, or one whose record goes for it. */
 static paged_status make_room(paged__file_store *s, int64_t *slot, paged_error *err) {
     int64_t free_bytes;
@@ -732,18 +725,17 @@ static paged_status make_room(paged__file_store *s, int64_t *slot, paged_error *
             show_bytes(s);
             continue;
         }
+        if (s->nothing_goes) return no_room(s, free_bytes, err);
         /* What goes has to be gone for good before its place is written. */
         status = paged__file_store_commit(s, err);
         if (!status && s->slots.n_free == 0) status = evict_shape(s, &went, err);
         if (!status && s->slots.n_free == 0 && !went) {
             status = evict_records(s, err);
             if (!status) status = paged__file_store_commit(s, err);
-            if (!status && s->slots.n_free == 0)
-                status = paged__fail(err, PAGED_ERR_LIMIT,
-                                     "%s: no room for %" PRId64 " bytes: limit %" PRIu64
-                                     ", free on the disk %" PRId64 " of which %" PRIu64 " are kept free",
-                                     s->dir, s->slots.slot_bytes, s->config.max_bytes, free_bytes,
-                                     s->config.keep_free_bytes);
+            if (!status && s->slots.n_free == 0) {
+                s->nothing_goes = true;
+                status = no_room(s, free_bytes, err);
+            }
         }
         if (status) return status;
     }
@@ -830,6 +822,7 @@ static paged_status write_locked(paged__file_store *s, const paged_record *recor
     if (status) return status;
     paged__slots_mark(&s->slots, slot, PAGED__SLOT_NEW);
     s->n_new++;
+    s->nothing_goes = false; /* it may, the next time */
     count(s, &s->stats.n_records, 1);
     count(s, &s->stats.n_writes, 1);
     count(s, &s->stats.written_bytes,
@@ -865,11 +858,15 @@ static paged_status pin(void *self, const char *name, const paged_key *keys, int
     if (status) return status;
     if (s->config.read_only) return paged__fail(err, PAGED_ERR_LIMIT, "%s is open for reading only", s->dir);
     status = paged__file_store_enter(s, err);
-    /* A transaction of its own, as a note is. */
-    if (!status) paged__file_store_commit(s, NULL);
     if (!status && !s->front) status = paged__fail(err, PAGED_ERR_INVALID_ARG, "the store was not opened");
-    if (!status && n) status = begin_shape(s, err);
-    if (!status) status = after_change(s, paged__index_pin(&s->index, s->shape_id, name, keys, n, err));
+    bool differs = false;
+    if (!status) status = paged__index_pin(&s->index, s->shape_id, name, keys, n, &differs, err);
+    if (status || !differs) return paged__file_store_leave(s, status);
+    /* A transaction of its own, as a note is. */
+    paged__file_store_commit(s, NULL);
+    s->nothing_goes = false;
+    if (n) status = begin_shape(s, err);
+    if (!status) status = after_change(s, paged__index_pin(&s->index, s->shape_id, name, keys, n, NULL, err));
     if (!status) status = paged__file_store_commit(s, err);
     return paged__file_store_leave(s, status);
 }
@@ -891,7 +888,7 @@ static paged_status start(paged__file_store *s, paged_error *err) {
     if (!status) status = open_index(s, err);
     if (!status && !s->config.read_only) status = paged__file_store_tidy(s, err);
     if (!status) status = read_again(s, err);
-    if (!status) quarantine_count(s);
+    if (!status) paged__file_store_count_quarantined(s);
     return status;
 }
 

@@ -21,7 +21,7 @@ paged_status paged__note_check(const char *name, size_t size_bytes, paged_error 
 void *paged__note_copy(const void *data, size_t size_bytes) {
     char *copy = malloc(size_bytes + 1);
     if (!copy) return NULL;
-    if (size_bytes) memcpy(copy, data, size_bytes);
+    if (size_bytes && data) memcpy(copy, data, size_bytes);
     copy[size_bytes] = 0;
     return copy;
 }

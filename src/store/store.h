@@ -62,8 +62,8 @@ enum { PAGED__NOTE_MAX = 16 << 20 };
 /* PAGED_OK, or INVALID_ARG with what is wrong with the name or the size. */
 paged_status paged__note_check(const char *name, size_t size_bytes, paged_error *err);
 
-/* A copy for a caller, who frees it with free(); a 0 that the size does not count follows. NULL: no
- * memory. */
+/* A copy for a caller, who frees it with free(); a 0 that the size does not count follows. data NULL: room
+ * for one. NULL: no memory. */
 void *paged__note_copy(const void *data, size_t size_bytes);
 
 #endif

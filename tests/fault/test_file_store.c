@@ -14,12 +14,14 @@
 
 #include "base/system.h"
 #include "file_world.h"
+#include "late_reads.h"
+#include "store/file.h"
 
 enum { N_SLOTS = 12, N_RECORDS = 30, ALL_BOUND = N_SLOTS * WORLD_SLOT + (512 << 10) };
 
 /* ---- the seam: the n-th call fails ---- */
 
-enum fault_kind { NO_FAULT, FAIL_EIO, FAIL_ENOSPC, FAIL_EINTR, FAIL_SHORT, FAIL_FOR_EVER, N_FAULT_KINDS };
+enum fault_kind { NO_FAULT, FAIL_EIO, FAIL_ENOSPC, FAIL_EINVAL, FAIL_EINTR, FAIL_SHORT, FAIL_FOR_EVER };
 static enum fault_kind fault_kind;
 static int64_t n_calls, fault_at;
 static bool is_spied;          /* look at what a loss of power would leave */
@@ -33,7 +35,7 @@ static bool fires(void) {
 }
 
 static int failing(int result) {
-    errno = fault_kind == FAIL_ENOSPC ? ENOSPC : EIO;
+    errno = fault_kind == FAIL_ENOSPC ? ENOSPC : fault_kind == FAIL_EINVAL ? EINVAL : EIO;
     return result;
 }
 
@@ -43,7 +45,7 @@ static enum direct direct;
 
 static int f_open(int dir, const char *name, int flags, mode_t mode) {
     if (fires()) return failing(-1);
-    if (!(flags & O_DIRECT) || direct != REFUSES_DIRECT) return openat(dir, name, flags, mode);
+    if (!(flags & O_DIRECT) || direct != REFUSES_DIRECT) return late_open(dir, name, flags, mode);
     errno = EINVAL;
     return -1;
 }
@@ -66,7 +68,7 @@ static ssize_t f_readv(int fd, const struct iovec *parts, int n_parts, off_t off
     return transfer(preadv, fd, parts, n_parts, offset);
 }
 static ssize_t f_writev(int fd, const struct iovec *parts, int n_parts, off_t offset) {
-    if (direct == DIRECT_MISFITS && fcntl(fd, F_GETFL) & O_DIRECT) {
+    if (direct == DIRECT_MISFITS && late_is_direct[fd]) {
         errno = EINVAL;
         return -1;
     }
@@ -76,6 +78,9 @@ static ssize_t f_writev(int fd, const struct iovec *parts, int n_parts, off_t of
 }
 static int f_allocate(int fd, off_t offset, off_t n_bytes) {
     return fires() ? failing(-1) : fallocate(fd, 0, offset, n_bytes);
+}
+static int f_punch(int fd, off_t offset, off_t n_bytes) {
+    return fires() ? failing(-1) : paged__system_real.punch(fd, offset, n_bytes);
 }
 static int f_start_sync(int fd, off_t offset, off_t n_bytes) {
     (void)fd, (void)offset, (void)n_bytes;
@@ -113,38 +118,39 @@ static int64_t f_wall_s(void) {
     return 1700000000;
 }
 
-/* Reads in the background: none may begin, some may, or they end badly. */
+/* Reads in the background, which are late: none may begin, some may, or they end badly. */
 static int f_reads_open(int n_max, aio_context_t *out) {
-    return fires() ? failing(-1) : paged__system_real.reads_open(n_max, out);
+    return fires() ? failing(-1) : late_reads_open(n_max, out);
 }
 static int f_reads_start(aio_context_t reads, int n, struct iocb **of) {
     if (direct == DIRECT_MISFITS) {
         errno = EINVAL;
         return -1;
     }
-    if (!fires()) return paged__system_real.reads_start(reads, n, of);
-    if (fault_kind == FAIL_SHORT && n > 1) return paged__system_real.reads_start(reads, n / 2, of);
+    if (!fires()) return late_reads_start(reads, n, of);
+    if (fault_kind == FAIL_SHORT && n > 1) return late_reads_start(reads, n / 2, of);
     return failing(-1);
 }
 static int f_reads_wait(aio_context_t reads, int n, struct io_event *out) {
-    if (!fires()) return paged__system_real.reads_wait(reads, n, out);
+    if (!fires()) return late_reads_wait(reads, n, out);
     if (fault_kind == FAIL_EINTR) {
         errno = EINTR;
         return -1;
     }
     if (fault_kind == FAIL_FOR_EVER) return failing(-1);
-    n = paged__system_real.reads_wait(reads, n, out);
-    if (n > 0) out[0].res = fault_kind == FAIL_SHORT ? out[0].res / 2 : -EIO;
+    n = late_reads_wait(reads, n, out);
+    if (n > 0)
+        out[0].res = fault_kind == FAIL_SHORT ? out[0].res / 2 : fault_kind == FAIL_EINVAL ? -EINVAL : -EIO;
     return n;
 }
 static void f_reads_close(aio_context_t reads) {
-    paged__system_real.reads_close(reads);
+    late_reads_close(reads);
 }
 
 static const paged__system_calls faulty = {
-    f_open,   f_mkdir,      f_readv,       f_writev,     f_allocate,   f_start_sync, f_sync_data,
-    f_sync,   f_truncate,   f_stat,        f_stat_at,    f_stat_fs,    f_rename,     f_unlink,
-    f_wall_s, f_reads_open, f_reads_start, f_reads_wait, f_reads_close};
+    f_open,      f_mkdir,  f_readv,      f_writev,      f_allocate,   f_punch,      f_start_sync,
+    f_sync_data, f_sync,   f_truncate,   f_stat,        f_stat_at,    f_stat_fs,    f_rename,
+    f_unlink,    f_wall_s, f_reads_open, f_reads_start, f_reads_wait, f_reads_close};
 
 /* ---- SQLite's files, counted along ---- */
 
@@ -367,7 +373,8 @@ static void consistent(const char *dir, const char *what, int64_t n, uint64_t ma
     n_calls = calls;
 }
 
-/* A directory that has records already, so that opening has something to do. */
+/* A directory that has records already, so that opening has something to do; of another shape one is pinned,
+ * so that the others make room. */
 static void old_dir(void) {
     new_dir();
     fault_kind = NO_FAULT;
@@ -379,6 +386,7 @@ static void old_dir(void) {
     CHECK_EQ(paged_file_store_create(&config, &store, NULL, NULL), PAGED_OK);
     CHECK_EQ(store.open(store.self, &shape, NULL), PAGED_OK);
     for (int i = 0; i < 3; i++) CHECK_EQ(put_number(&store, i, NULL), PAGED_OK);
+    CHECK_EQ(store.pin(store.self, "conv-2", (paged_key[]){world_key(1)}, 1, NULL), PAGED_OK);
     store.close(store.self);
 }
 
@@ -424,6 +432,7 @@ static void without_seam(void) {
     }
 FAULT_TEST(an_error, FAIL_EIO)
 FAULT_TEST(a_full_disk, FAIL_ENOSPC)
+FAULT_TEST(an_invalid_argument, FAIL_EINVAL)
 FAULT_TEST(an_interruption, FAIL_EINTR)
 FAULT_TEST(a_short_count, FAIL_SHORT)
 FAULT_TEST(errors_for_ever, FAIL_FOR_EVER)
@@ -579,6 +588,58 @@ static void a_failed_write_loses_what_it_wrote(void) {
     CHECK_EQ(store.open(store.self, &world_shape, NULL), PAGED_OK);
     CHECK_EQ(count_found(&store, 8), 5);
     store.close(store.self);
+    remove_tree(world_dir);
+}
+
+/* A record that is to be read ahead has to be written first, and where that fails and the index, too, the
+ * transaction and the new file are gone while another one is read. */
+static bool is_breaking, is_interrupted;
+static sqlite3 *broken_db;
+static int interrupt_once(void *user) {
+    const bool interrupts = is_interrupted;
+    (void)user;
+    is_interrupted = false;
+    return interrupts;
+}
+static ssize_t breaking_write(int fd, const struct iovec *parts, int n_parts, off_t offset) {
+    if (!is_breaking) return pwritev(fd, parts, n_parts, offset);
+    is_breaking = false;
+    is_interrupted = true;
+    sqlite3_progress_handler(broken_db, 1, interrupt_once, NULL);
+    errno = EIO;
+    return -1;
+}
+
+static void a_batch_that_is_lost_by_reading_ahead(void) {
+    enum { N = 130 }; /* two halves of what is read ahead, and two records that are staged */
+    paged__system_calls calls = late_calls();
+    paged_store store;
+    paged_key keys[N];
+    set_up();
+    calls.writev = breaking_write;
+    paged__system_set(&calls);
+    new_dir();
+    const paged_file_store_config config = world_config(world_dir, 0);
+    CHECK_EQ(paged_file_store_create(&config, &store, NULL, NULL), PAGED_OK);
+    CHECK_EQ(store.open(store.self, &world_shape, NULL), PAGED_OK);
+    broken_db = ((paged__file_store *)store.self)->index.db;
+    is_breaking = false;
+    for (int i = 0; i < N; i++) CHECK_EQ(put_number(&store, i, NULL), PAGED_OK);
+    for (int i = 0; i < N; i++) keys[i] = world_key(i);
+    store.expect(store.self, keys, N);
+    for (int i = 0; i < 64; i++) CHECK_EQ(get_number(&store, i), PAGED_OK);
+    is_breaking = true;
+    CHECK_EQ(get_number(&store, 64), PAGED_ERR_NOT_FOUND);
+    CHECK(!is_breaking && !is_interrupted); /* it came to that */
+    CHECK_EQ(stats_of(&store).n_records, 0);
+    CHECK_EQ(stats_of(&store).n_damaged, 0);
+    CHECK_EQ(count_found(&store, N), 0);
+    for (int i = 0; i < 3; i++) CHECK_EQ(put_number(&store, i, NULL), PAGED_OK);
+    CHECK_EQ(store.flush(store.self, NULL), PAGED_OK);
+    CHECK_EQ(count_found(&store, N), 3);
+    CHECK_EQ(stats_of(&store).n_records, 3);
+    store.close(store.self);
+    paged__system_set(NULL);
     remove_tree(world_dir);
 }
 
@@ -780,6 +841,7 @@ static void swapped_slots(void) {
 #define TESTS(X)                                                                                             \
     X(an_error)                                                                                              \
     X(a_full_disk)                                                                                           \
+    X(an_invalid_argument)                                                                                   \
     X(an_interruption)                                                                                       \
     X(a_short_count)                                                                                         \
     X(errors_for_ever)                                                                                       \
@@ -787,5 +849,6 @@ static void swapped_slots(void) {
     X(no_memory)                                                                                             \
     X(a_failed_sync_loses_its_batch)                                                                         \
     X(a_failed_write_loses_what_it_wrote)                                                                    \
+    X(a_batch_that_is_lost_by_reading_ahead)                                                                 \
     X(the_power_goes) X(bits_of_data) X(bits_of_the_index) X(cut_and_swapped_files) X(swapped_slots)
 TEST_MAIN(TESTS)

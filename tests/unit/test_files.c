@@ -11,6 +11,7 @@
 
 #include "base/system.h"
 #include "file_world.h"
+#include "store/file.h"
 
 static paged_store store;
 static paged_notes notes;
@@ -56,124 +57,6 @@ static void sql(const char *text) {
     CHECK_EQ(sqlite3_open(path, &db), SQLITE_OK);
     CHECK_EQ(sqlite3_exec(db, text, NULL, NULL, NULL), SQLITE_OK);
     sqlite3_close(db);
-}
-
-/* ---- what is read ahead ---- */
-
-enum { N_AHEAD = 300 }; /* of more than two halves of what is read at a time */
-static int32_t n_read_now, n_started;
-static bool is_refused; /* nothing is read beside the caller */
-
-static ssize_t counted_read(int fd, const struct iovec *parts, int n_parts, off_t offset) {
-    n_read_now++;
-    return preadv(fd, parts, n_parts, offset);
-}
-static int counted_start(aio_context_t reads, int n, struct iocb **of) {
-    n_started += n;
-    return paged__system_real.reads_start(reads, n, of);
-}
-static int open_reads(int n_max, aio_context_t *out) {
-    errno = ENOSYS;
-    return is_refused ? -1 : paged__system_real.reads_open(n_max, out);
-}
-
-/* Whether this system can read past its memory, and beside the caller. */
-static bool has_ahead(void) {
-    aio_context_t reads;
-    const int fd = open(world_dir, O_TMPFILE | O_RDWR | O_DIRECT, 0600);
-    const bool opens = fd >= 0 && paged__system_real.reads_open(1, &reads) == 0;
-    if (fd >= 0) close(fd);
-    if (opens) paged__system_real.reads_close(reads);
-    return opens;
-}
-
-/* All records, in an order; says first which. */
-static void get_all(const int32_t *order, bool is_told) {
-    static paged_key keys[N_AHEAD];
-    for (int i = 0; i < N_AHEAD; i++) keys[i] = world_key(order[i]);
-    n_read_now = n_started = 0;
-    if (is_told) store.expect(store.self, keys, N_AHEAD);
-    for (int i = 0; i < N_AHEAD; i++) CHECK_EQ(get_number(&store, order[i]), PAGED_OK);
-}
-
-static void what_is_expected_is_read_ahead(void) {
-    paged__system_calls calls = paged__system_real;
-    int32_t forwards[N_AHEAD], mixed[N_AHEAD];
-    for (int i = 0; i < N_AHEAD; i++) {
-        forwards[i] = i;
-        mixed[i] = i % 2 ? N_AHEAD - i : i; /* no two neighbours */
-    }
-    calls.readv = counted_read;
-    calls.reads_start = counted_start;
-    calls.reads_open = open_reads;
-    paged__system_set(&calls);
-    for (int refused = 0; refused < 2; refused++) {
-        is_refused = refused;
-        new_dir();
-        open_slots(0);
-        for (int i = 0; i < N_AHEAD; i++) put(i);
-        const bool ahead = !refused && has_ahead();
-        get_all(forwards, false);
-        CHECK_EQ(n_read_now, N_AHEAD);
-        get_all(forwards, true);
-        CHECK_EQ(n_read_now, ahead ? 0 : N_AHEAD);
-        CHECK(!ahead || n_started < 10);
-        get_all(mixed, true);
-        CHECK_EQ(n_read_now, ahead ? 0 : N_AHEAD);
-        CHECK_EQ(n_started, ahead ? N_AHEAD : 0);
-        CHECK_EQ(stats_of(&store).n_damaged, 0);
-        close_both();
-    }
-    paged__system_set(NULL);
-}
-
-/* What is expected may be read in another order, written, damaged or gone by then: what comes is right, and
- * what does not is a miss as ever. */
-static void what_was_expected_and_is_not_so(void) {
-    uint64_t state = test_seed;
-    paged_key keys[N_AHEAD];
-    new_dir();
-    open_slots(N_AHEAD);
-    for (int i = 0; i < N_AHEAD; i++) put(i);
-    for (int i = 0; i < N_AHEAD; i++) keys[i] = world_key(i);
-    for (int round = 0; round < (test_long ? 2000 : 40); round++) {
-        const int32_t first = (int32_t)(paged__rand(&state) % N_AHEAD);
-        store.expect(store.self, keys + first,
-                     (int32_t)(paged__rand(&state) % (uint64_t)(N_AHEAD - first + 1)));
-        for (int i = 0; i < 100; i++) {
-            const int64_t number = (first + i + (paged__rand(&state) % 16 ? 0 : 7)) % N_AHEAD;
-            const paged_status status = get_number(&store, number);
-            CHECK(status == PAGED_OK || status == PAGED_ERR_NOT_FOUND);
-            if (status || paged__rand(&state) % 8 == 0) put(paged__rand(&state) % 4 ? number : 1000 + number);
-            if (paged__rand(&state) % 16 == 0) store.flush(store.self, NULL);
-        }
-    }
-    CHECK_EQ(stats_of(&store).n_damaged, 0);
-    CHECK(stats_of(&store).n_evicted > 0);
-    keys[10].bytes[0] ^= 1; /* one that is not there */
-    store.expect(store.self, keys, N_AHEAD);
-    close_both(); /* and nobody comes for it */
-}
-
-/* A record that is damaged on the disk is no other one when it is read ahead. */
-static void damage_that_is_read_ahead(void) {
-    paged_key keys[20];
-    char path[256];
-    new_dir();
-    open_slots(0);
-    for (int i = 0; i < 20; i++) put(i);
-    for (int i = 0; i < 20; i++) keys[i] = world_key(i);
-    CHECK_EQ(store.flush(store.self, NULL), PAGED_OK);
-    path_of(path, "data-1");
-    const int fd = open(path, O_RDWR | O_CLOEXEC);
-    CHECK(fd >= 0 && pwrite(fd, "?", 1, 7 * WORLD_SLOT + 700) == 1);
-    CHECK(pwrite(fd, "?", 1, 9 * WORLD_SLOT + 4) == 1);
-    close(fd);
-    store.expect(store.self, keys, 20);
-    for (int i = 0; i < 20; i++)
-        CHECK_EQ(get_number(&store, i), i == 7 || i == 9 ? PAGED_ERR_NOT_FOUND : PAGED_OK);
-    CHECK_EQ(stats_of(&store).n_damaged, 2);
-    close_both();
 }
 
 /* ---- records ---- */
@@ -491,6 +374,12 @@ static void pins_come_to_old_indexes(void) {
     for (int i = 0; i < 5; i++) put(i);
     close_both();
     sql("DROP TABLE pins");
+    paged_file_store_config config = world_config(world_dir, 10);
+    config.read_only = true;
+    open_with(&config); /* which changes nothing */
+    CHECK_EQ(n_there(0, 5), 5);
+    CHECK_EQ(store.flush(store.self, NULL), PAGED_OK);
+    close_both();
     open_slots(10);
     CHECK_EQ(n_there(0, 5), 5);
     CHECK_EQ(pin_numbers("conv-a", 0, 2), PAGED_OK);
@@ -508,6 +397,142 @@ static void open_other(const char *fingerprint, int64_t n_slots) {
     shape.fingerprint_bytes = strlen(fingerprint);
     CHECK_EQ(paged_file_store_create(&config, &store, &notes, NULL), PAGED_OK);
     CHECK_EQ(store.open(store.self, &shape, NULL), PAGED_OK);
+}
+
+/* Of another fingerprint that has pins only what is pinned counts; the rest goes for what is new. */
+static void pins_of_others_leave_the_rest(void) {
+    for (int is_smaller = 0; is_smaller < 2; is_smaller++) {
+        const int64_t n_slots = is_smaller ? 10 : 20;
+        new_dir();
+        open_slots(20);
+        for (int i = 0; i < 20; i++) put(i);
+        CHECK_EQ(pin_numbers("conv-a", 3, 2), PAGED_OK); /* 3 and 4 */
+        CHECK_EQ(pin_numbers("conv-b", 7, 1), PAGED_OK);
+        close_both();
+        open_other("another", n_slots);
+        for (int i = 100; i < 150; i++) put(i);
+        const paged_store_stats stats = stats_of(&store);
+        CHECK(stats.bytes <= (uint64_t)n_slots * WORLD_SLOT);
+        /* All but the slots of the three, or up to the last of them where files have no holes. */
+        const int64_t n_found = n_there(100, 50);
+        CHECK(n_found == n_slots - 3 || n_found == n_slots - 8);
+        CHECK_EQ(stats.n_records, n_found + 3);
+        CHECK_EQ(stats.n_evicted, 17 + 50 - n_found);
+        close_both();
+        open_slots(20);
+        CHECK_EQ(n_there(0, 20), 3);
+        CHECK_EQ(stats_of(&store).n_damaged, 0);
+        close_both();
+    }
+}
+
+/* What others have pinned is a part of the limit, also of one that became smaller. */
+static void a_smaller_limit_beside_pins(void) {
+    new_dir();
+    open_slots(20);
+    for (int i = 0; i < 8; i++) put(i);
+    CHECK_EQ(pin_numbers("conv-a", 0, 5), PAGED_OK);
+    close_both();
+    open_other("another", 20);
+    for (int i = 0; i < 12; i++) put(100 + i);
+    CHECK_EQ(stats_of(&store).n_records, 20);
+    close_both();
+    open_other("another", 10);
+    CHECK_EQ(stats_of(&store).bytes, 10 * WORLD_SLOT);
+    CHECK_EQ(n_there(100, 12), 5); /* what is not pinned of the others goes first */
+    for (int i = 0; i < 15; i++) put(200 + i);
+    CHECK_EQ(stats_of(&store).bytes, 10 * WORLD_SLOT);
+    close_both();
+    open_other("another", 3); /* of which the others have more than all */
+    CHECK_EQ(stats_of(&store).bytes, 5 * WORLD_SLOT);
+    CHECK_EQ(put_number(&store, 300, NULL), PAGED_ERR_LIMIT);
+    close_both();
+    open_slots(3);
+    CHECK_EQ(n_there(0, 5), 5);
+    close_both();
+}
+
+/* Pins whose records are not there yet outlive a restart, and another fingerprint at its limit. */
+static void pins_wait_for_their_records(void) {
+    new_dir();
+    open_slots(20);
+    CHECK_EQ(pin_numbers("later", 5, 3), PAGED_OK);
+    close_both();
+    open_other("another", 20);
+    for (int i = 0; i < 50; i++) put(i);
+    CHECK_EQ(stats_of(&store).n_records, 20);
+    close_both();
+    open_other("another", 10);
+    close_both();
+    open_slots(20);
+    for (int i = 0; i < 10; i++) put(i);
+    for (int i = 100; i < 150; i++) put(i);
+    CHECK_EQ(n_there(5, 3), 3);
+    CHECK_EQ(pin_numbers("later", 0, 0), PAGED_OK);
+    close_both();
+}
+
+/* Once it is known that all is pinned a refusal costs nothing, until something may go. */
+static void refused_at_once(void) {
+    const paged__file_store *s;
+    paged__system_calls calls = paged__system_real;
+    calls.stat_fs = small_disk;
+    paged__system_set(&calls);
+    shown_free = 1 << 30;
+    new_dir();
+    open_slots(10);
+    s = store.self;
+    for (int i = 0; i < 10; i++) put(i);
+    CHECK_EQ(pin_numbers("conv-a", 0, 10), PAGED_OK);
+    CHECK_EQ(put_number(&store, 100, NULL), PAGED_ERR_LIMIT);
+    CHECK_EQ(get_number(&store, 1), PAGED_OK);
+    CHECK_EQ(s->n_touched, 1);
+    for (int i = 100; i < 110; i++) CHECK_EQ(put_number(&store, i, NULL), PAGED_ERR_LIMIT);
+    CHECK_EQ(s->n_touched, 1); /* nothing was committed for it */
+    CHECK_EQ(pin_numbers("conv-a", 1, 9), PAGED_OK);
+    put(100);
+    CHECK_EQ(n_there(0, 1), 0);
+    close_both();
+    /* A disk that was full. */
+    new_dir();
+    open_slots(100);
+    put(0);
+    CHECK_EQ(pin_numbers("conv-a", 0, 1), PAGED_OK);
+    shown_free = 0;
+    for (int i = 100; i < 103; i++) CHECK_EQ(put_number(&store, i, NULL), PAGED_ERR_LIMIT);
+    shown_free = 1 << 30;
+    put(100);
+    CHECK_EQ(n_there(100, 1) + n_there(0, 1), 2);
+    close_both();
+    paged__system_set(NULL);
+}
+
+/* To pin again what is pinned changes nothing; one key more is one row more. */
+static void only_what_differs_is_pinned(void) {
+    new_dir();
+    open_slots(50);
+    paged__file_store *s = store.self;
+    for (int i = 0; i < 20; i++) put(i);
+    CHECK_EQ(pin_numbers("conv-a", 0, 10), PAGED_OK);
+    CHECK_EQ(pin_numbers("conv-b", 5, 10), PAGED_OK);
+    put(20);
+    int64_t n = sqlite3_total_changes64(s->index.db);
+    CHECK_EQ(pin_numbers("conv-a", 0, 10), PAGED_OK);
+    CHECK_EQ(pin_numbers("conv-c", 0, 0), PAGED_OK);
+    CHECK_EQ(sqlite3_total_changes64(s->index.db), n);
+    CHECK_EQ(s->n_new, 1); /* nothing was committed for it */
+    paged_key twice[] = {world_key(12), world_key(12), world_key(3)};
+    CHECK_EQ(pin_numbers("conv-a", 0, 11), PAGED_OK);
+    CHECK_EQ(sqlite3_total_changes64(s->index.db), ++n);
+    CHECK_EQ(pin_numbers("conv-a", 2, 10), PAGED_OK); /* two go, one comes */
+    CHECK_EQ(sqlite3_total_changes64(s->index.db), n += 3);
+    CHECK_EQ(store.pin(store.self, "conv-b", twice, 3, NULL), PAGED_OK); /* nine go, one comes */
+    CHECK_EQ(sqlite3_total_changes64(s->index.db), n += 10);
+    for (int i = 0; i < 20; i++) {
+        const paged_key key = world_key(i);
+        CHECK_EQ(paged__index_is_pinned(&s->index, s->shape_id, &key), (i >= 2 && i < 12) || i == 12);
+    }
+    close_both();
 }
 
 static void other_fingerprints_are_not_seen(void) {
@@ -781,9 +806,6 @@ static void beside_other_threads(void) {
 
 #define TESTS(X)                                                                                             \
     X(comes_back_after_a_restart)                                                                            \
-    X(what_is_expected_is_read_ahead)                                                                        \
-    X(what_was_expected_and_is_not_so)                                                                       \
-    X(damage_that_is_read_ahead)                                                                             \
     X(twice_is_once)                                                                                         \
     X(more_groups_replace_fewer)                                                                             \
     X(tails_by_their_tokens)                                                                                 \
@@ -794,6 +816,11 @@ static void beside_other_threads(void) {
     X(pinned_records_stay)                                                                                   \
     X(pins_and_limits)                                                                                       \
     X(pins_come_to_old_indexes)                                                                              \
+    X(pins_of_others_leave_the_rest)                                                                         \
+    X(a_smaller_limit_beside_pins)                                                                           \
+    X(pins_wait_for_their_records)                                                                           \
+    X(refused_at_once)                                                                                       \
+    X(only_what_differs_is_pinned)                                                                           \
     X(other_fingerprints_are_not_seen)                                                                       \
     X(one_process_at_a_time)                                                                                 \
     X(refused_configurations)                                                                                \
