@@ -64,6 +64,7 @@ _Static_assert(PAGED__INDEX_VERSION == 1 && APPLICATION_ID == 1346849622, "the s
     X(EXPIRE, "DELETE FROM records WHERE used_at < ?1" NOT_PINNED)                                           \
     X(PIN, "INSERT OR IGNORE INTO pins(name, shape, key) VALUES(?1,?2,?3)")                                  \
     X(UNPIN, "DELETE FROM pins WHERE name = ?1")                                                             \
+    X(PINS_EACH, "SELECT DISTINCT name FROM pins")                                                           \
     X(IS_PINNED, "SELECT 1 FROM pins WHERE shape = ?1 AND key = ?2 LIMIT 1")                                 \
     X(LAST_PINNED, "SELECT ifnull(max(records.slot), -1)" PINNED_OF "?1")                                    \
     X(CUT, "DELETE FROM records WHERE shape = ?1 AND slot >= ?2")                                            \
@@ -548,6 +549,17 @@ paged_status paged__index_pin(paged__index *index, int64_t shape, const char *na
         status = change(index, PIN, err);
     }
     return status;
+}
+
+paged_status paged__index_pins_each(paged__index *index, bool (*fn)(void *user, const char *name), void *user,
+                                    paged_error *err) {
+    sqlite3_stmt *stmt = prepared(index, PINS_EACH);
+    int code;
+    while ((code = sqlite3_step(stmt)) == SQLITE_ROW) {
+        const char *name = (const char *)sqlite3_column_text(stmt, 0);
+        if (name && !fn(user, name)) break;
+    }
+    return end(index, stmt, code, err);
 }
 
 bool paged__index_is_pinned(paged__index *index, int64_t shape, const paged_key *key) {
