@@ -261,10 +261,12 @@ def test_pins_without_notes_are_taken_back(paged, model, redis, tmp_path):
         pass
     assert n_pinned(paged, folder) == blocks[2] + blocks[3]
     with Server(model, *options, "--redis", redis.address) as second:
+        assert second.get(paths[2])["pinned"]  # after what it does at its start
         redis("DEL", "paged:n:" + paths[2].rsplit("/", 1)[1])
         assert second.request("DELETE", paths[2])[0] == 404
     assert n_pinned(paged, folder) == blocks[3]
     with Server(model, *options, "--redis", redis.address) as third:
+        assert third.get(paths[3])["pinned"]
         redis("DEL", "paged:n:" + paths[3].rsplit("/", 1)[1])
         third.kill()
     assert n_pinned(paged, folder) == blocks[3]
