@@ -30,6 +30,7 @@ typedef enum memory_fault {
 typedef enum memory_call {
     MEMORY_OPEN,
     MEMORY_FIND,
+    MEMORY_EXPECT,
     MEMORY_READ,
     MEMORY_TAIL,
     MEMORY_WRITE,
@@ -63,6 +64,8 @@ typedef struct memory_store {
     char pinned_by[129];
     paged_key pinned[MEMORY_RECORDS]; /* [n_pinned] of the latest pin */
     int32_t n_pinned, n_pins;
+    char names[8][129]; /* [n_names] that pin something */
+    int32_t n_names;
     bool blocked;      /* reads and writes wait until memory_let_go() */
     int32_t n_blocked; /* that wait now */
 } memory_store;
@@ -155,7 +158,7 @@ static int32_t memory_find(void *self, const paged_key *keys, int32_t n) {
 
 static void memory_expect(void *self, const paged_key *keys, int32_t n) {
     memory_store *m = self;
-    pthread_mutex_lock(&m->lock);
+    memory_begin(m, MEMORY_EXPECT);
     m->n_expected = n < MEMORY_RECORDS ? n : MEMORY_RECORDS;
     memcpy(m->expected, keys, (size_t)m->n_expected * sizeof *keys);
     m->next = 0;
@@ -255,6 +258,22 @@ static paged_status memory_pin(void *self, const char *name, const paged_key *ke
     strncpy(m->pinned_by, name, sizeof m->pinned_by - 1);
     m->n_pinned = n < MEMORY_RECORDS ? n : MEMORY_RECORDS;
     if (n) memcpy(m->pinned, keys, (size_t)m->n_pinned * sizeof *keys);
+    int32_t at = 0;
+    while (at < m->n_names && strcmp(m->names[at], name) != 0) at++;
+    if (n == 0 && at < m->n_names)
+        memmove(m->names[at], m->names[at + 1], (size_t)(--m->n_names - at) * sizeof *m->names);
+    else if (n && at == m->n_names && at < 8)
+        strncpy(m->names[m->n_names++], name, sizeof *m->names - 1);
+    pthread_mutex_unlock(&m->lock);
+    return PAGED_OK;
+}
+
+static paged_status memory_pins(void *self, bool (*fn)(void *user, const char *name), void *user,
+                                paged_error *err) {
+    memory_store *m = self;
+    (void)err;
+    pthread_mutex_lock(&m->lock);
+    for (int32_t i = 0; i < m->n_names && fn(user, m->names[i]); i++) continue;
     pthread_mutex_unlock(&m->lock);
     return PAGED_OK;
 }
@@ -292,7 +311,8 @@ static paged_store memory_as_store(memory_store *m) {
                          .pin = memory_pin,
                          .flush = memory_flush,
                          .get_stats = memory_stats,
-                         .close = memory_close};
+                         .close = memory_close,
+                         .pins = memory_pins};
 }
 
 #endif

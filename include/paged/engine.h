@@ -251,11 +251,20 @@ PAGED_API paged_status paged_engine_release(paged_engine *engine, uint64_t id);
 
 /* Has the stores keep what was computed of these tokens under this salt (NULL: none), and what will be,
  * beyond limits and time to live, in place of what this name had them keep before; n_tokens 0: nothing any
- * more. Names are those of notes (store.h). It is done soon, by the thread of the stores; one that fails is
- * counted. From any thread, beside all other calls. Errors: INVALID_ARG, NO_MEMORY, UNSUPPORTED (no store
- * that can). */
+ * more. Whether the last token was computed (that of an answer often was not) is no matter. Names are those
+ * of notes (store.h). It is done soon, by the thread of the stores, in place of what waits under the same
+ * name; one that fails is counted. From any thread, beside all other calls. Errors: INVALID_ARG, NO_MEMORY,
+ * LIMIT (1024 names wait), UNSUPPORTED (no store that can). */
 PAGED_API paged_status paged_engine_pin(paged_engine *engine, const char *name, const char *salt,
                                         const int32_t *tokens, int32_t n_tokens, paged_error *err);
+
+/* Each name that keeps something, of one store after the other, each until fn says false; what was pinned
+ * before the call counts. Waits for
+ * the thread of the stores, which calls fn: it must be quick, and call nothing of the engine. From any other
+ * thread, beside all other calls, while the engine lives. Errors: INVALID_ARG, LIMIT as above, IO, NO_MEMORY,
+ * UNSUPPORTED (no store that can). */
+PAGED_API paged_status paged_engine_pins(paged_engine *engine, bool (*fn)(void *user, const char *name),
+                                         void *user, paged_error *err);
 
 /* ---- files, by hand ---- */
 

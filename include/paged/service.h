@@ -72,9 +72,11 @@ PAGED_API int32_t paged_service_ready(paged_service *service, uint64_t *ids, int
  * that one holds up the next step, and on another one it runs while that step is prepared. */
 PAGED_API int32_t paged_service_cpu(const paged_service *service);
 
-/* paged_engine_pin, which waits for no step. */
+/* paged_engine_pin and paged_engine_pins, which wait for no step. */
 PAGED_API paged_status paged_service_pin(paged_service *service, const char *name, const char *salt,
                                          const int32_t *tokens, int32_t n_tokens, paged_error *err);
+PAGED_API paged_status paged_service_pins(paged_service *service, bool (*fn)(void *user, const char *name),
+                                          void *user, paged_error *err);
 
 /* Calls fn(engine, user), on this thread, between two steps: anything that engine.h can tell or do and that
  * is not above (statistics, check, facts). Steps wait for fn, so it must be quick; it must not call the

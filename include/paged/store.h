@@ -96,6 +96,10 @@ typedef struct paged_store {
     void (*get_stats)(void *self, paged_store_stats *out);
 
     void (*close)(void *self); /* flushes and frees */
+
+    /* Each name that pins something, once, until fn says false; fn calls nothing of the store. Errors: IO,
+     * NO_MEMORY. NULL: as without pins, or names cannot be told. */
+    paged_status (*pins)(void *self, bool (*fn)(void *user, const char *name), void *user, paged_error *err);
 } paged_store;
 
 /* Texts under names, for what is not keys and values: conversations. Functions as above, but of any thread,

@@ -248,8 +248,7 @@ void paged__stores_stats(const paged_engine *e, paged_engine_stats *out);
 paged_key paged__store_key(const paged_key *parent, const int32_t *tokens, int32_t n_tokens);
 paged_key paged__store_space_key(const paged_engine *e, int32_t space);
 paged_key paged__store_names_key(const paged__stores *st, const uint8_t *names, size_t n_bytes);
-uint64_t paged__pin_work(const paged__stores *st,
-                         paged__pin *pin); /* by the thread; how many stores failed */
+uint64_t paged__pin_work(paged__stores *st, paged__pin *pin); /* by the thread; how many stores failed */
 void paged__stores_give_load(paged__stores *st, paged__load *load); /* to the thread */
 void paged__rate_add(paged__rate *rate, double amount, uint64_t ns, uint64_t at);
 double paged__rate_ns(const paged__rate *rate, double amount, uint64_t at); /* that it takes; 0: not known */

@@ -99,13 +99,21 @@ static bool read_block(paged__stores *st, const paged__load *l, int32_t i, int32
     return ok;
 }
 
-/* Tells each store what of blocks i … n - 1 it will be asked for. */
-static void expect(const paged__stores *st, const paged__load *l, int32_t i, int32_t n) {
-    for (int32_t first = i++; first < n; i++) {
-        if (i < n && l->from[i] == l->from[first]) continue;
-        const paged_store *store = &st->stores[l->from[first]];
-        if (store->expect) store->expect(store->self, l->keys + first, i - first);
-        first = i;
+/* Tells each store what of blocks i … n - 1 it will be asked for: once, for what it is told replaces what it
+ * was told before. That may be the first part of reading, so it counts as such. */
+static void expect(paged__stores *st, const paged__load *l, int32_t i, int32_t n) {
+    for (int32_t s = 0; s < st->n_stores; s++) {
+        int32_t n_told = 0;
+        for (int32_t k = i; k < n; k++)
+            if (l->from[k] == s) l->told[n_told++] = l->keys[k];
+        if (!n_told || !st->stores[s].expect) continue;
+        const uint64_t start = thread_now(st);
+        st->stores[s].expect(st->stores[s].self, l->told, n_told);
+        const uint64_t ns = thread_now(st) - start;
+        pthread_mutex_lock(&st->lock);
+        st->read[s].ns += (double)ns;
+        st->counted.read_ns += ns;
+        pthread_mutex_unlock(&st->lock);
     }
 }
 
@@ -133,6 +141,7 @@ void paged__load_work(paged__stores *st, paged__load *l) {
 static void free_load(paged__load *l) {
     paged__free(l->tokens);
     paged__free(l->keys);
+    paged__free(l->told);
     paged__free(l->blocks);
     paged__free(l->from);
     paged__free(l);
@@ -147,9 +156,10 @@ static paged__load *create_load(const paged_engine *e, const paged__request *r, 
     l->n_keys = rest / size;
     l->tokens = paged__alloc((size_t)rest, sizeof *l->tokens);
     l->keys = paged__alloc((size_t)l->n_keys + 1, sizeof *l->keys);
+    l->told = paged__alloc((size_t)l->n_keys + 1, sizeof *l->told);
     l->from = paged__calloc((size_t)l->n_keys + 1, 1);
     l->blocks = paged__calloc(((size_t)l->n_keys + 1) * (size_t)e->n_groups, sizeof *l->blocks);
-    if (l->tokens && l->keys && l->from && l->blocks) return l;
+    if (l->tokens && l->keys && l->told && l->from && l->blocks) return l;
     free_load(l);
     return NULL;
 }

@@ -471,3 +471,8 @@ paged_status paged_service_pin(paged_service *s, const char *name, const char *s
                                int32_t n_tokens, paged_error *err) {
     return paged_engine_pin(s->engine, name, salt, tokens, n_tokens, err);
 }
+
+paged_status paged_service_pins(paged_service *s, bool (*fn)(void *user, const char *name), void *user,
+                                paged_error *err) {
+    return paged_engine_pins(s->engine, fn, user, err);
+}

@@ -240,7 +240,8 @@ static bool work_once(paged__stores *st) {
     } else if (st->first_pin) {
         paged__pin *pin = st->first_pin;
         st->first_pin = pin->next;
-        if (!st->first_pin) st->last_pin = NULL;
+        if (!st->first_pin) st->last_pin = &st->first_pin;
+        st->n_pins--;
         pthread_mutex_unlock(&st->lock);
         const uint64_t n_failed = paged__pin_work(st, pin);
         pthread_mutex_lock(&st->lock);
@@ -417,6 +418,7 @@ paged_status paged__stores_open(paged_engine *e, paged_error *err) {
     pthread_mutex_init(&st->lock, NULL);
     pthread_cond_init(&st->work, NULL);
     pthread_cond_init(&st->news, NULL);
+    st->last_pin = &st->first_pin;
     e->stores = st;
     paged_status s = open_stores(e, st, err);
     if (s) return s;

@@ -37,7 +37,8 @@ enum {
     PAGED__LOAD_TOKENS = 16, /* less than that is computed */
     PAGED__ASK_MS = 250,     /* after that a request does not wait for an answer */
     PAGED__FLUSH_MS = 500,   /* what was written is made durable after that, or when the engine rests */
-    PAGED__RATE_MS = 30000   /* a speed that was measured before that is not known any more */
+    PAGED__RATE_MS = 30000,  /* a speed that was measured before that is not known any more */
+    PAGED__PINS = 1024       /* names that wait to be pinned, at most */
 };
 
 typedef struct paged__write {
@@ -73,7 +74,8 @@ typedef struct paged__load {
     paged_key *keys;  /* [n_keys + 1] of whole blocks; [n_found]: of the tail, once there is one */
     int32_t *blocks;  /* [n_keys + 1, n_groups] where they go, as far as begun; [n_keys]: the tail */
     /* the thread, and the engine's after it */
-    uint8_t *from; /* [n_keys + 1] store, as in keys */
+    uint8_t *from;   /* [n_keys + 1] store, as in keys */
+    paged_key *told; /* [n_keys + 1] of a run, what a store is told that it will be asked for */
     int32_t n_found;
     int32_t n_tail; /* tokens of a partly filled block behind them; 0: none */
     bool tail_read;
@@ -83,10 +85,15 @@ typedef struct paged__load {
     bool done;         /* under the lock: the thread has answered, or has read what it will */
 } paged__load;
 
-/* What is to be pinned (pin.c), in place of what the name pinned before. */
+/* What is to be pinned (pin.c), in place of what the name pinned before; or somebody who waits to hear which
+ * names there are, and then it is that caller's. */
 typedef struct paged__pin {
     struct paged__pin *next;
     char name[129];
+    bool (*tell)(void *user, const char *name); /* NULL: to be pinned */
+    void *user;
+    bool told; /* under the lock */
+    paged_status status;
     int32_t n_keys;
     paged_key keys[]; /* [n_keys] */
 } paged__pin;
@@ -137,7 +144,8 @@ typedef struct paged__stores {
     bool writing, dirty;
     uint64_t dirty_ns; /* since when */
     paged__load *first_load, *last_load;
-    paged__pin *first_pin, *last_pin;
+    paged__pin *first_pin, **last_pin; /* last_pin: where the next one goes */
+    int32_t n_pins;
     uint64_t n_over; /* loads and writes that the thread has done */
     paged__rate read[PAGED_STORES_MAX];
     struct {

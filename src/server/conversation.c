@@ -33,8 +33,10 @@
 #include "server/keeper.h"
 #include "server/note.h"
 #include "server/route.h"
+#include "server/text.h"
 
-enum { ID_BYTES = 40, TITLE_MAX = 200, TITLE_TAKEN = 60, LIST_DEFAULT = 100, LIST_MAX = 1000 };
+enum { ID_BYTES = 40, SALT_MAX = 256 };
+enum { TITLE_MAX = 200, TITLE_TAKEN = 60, LIST_DEFAULT = 100, LIST_MAX = 1000 };
 
 typedef struct paged__visit {
     paged__job job;
@@ -47,6 +49,7 @@ typedef struct paged__visit {
     paged__generation *generation;                           /* of a turn that waits to be kept */
     void (*go_on)(paged__server *s, struct paged__visit *v); /* when the job is done */
     bool changes, was_pinned;
+    paged_service *service; /* for pins; NULL: there is none yet */
     int64_t until;
     /* of a list */
     int32_t limit;
@@ -140,14 +143,72 @@ static void work_load(const paged_notes *notes, paged__job *job) {
     v->note = paged__note_read(notes, v->id, &v->status, &v->err);
 }
 
+/* The tokens of all messages that there are; owned by the caller. NULL: they are not known. */
+static int32_t *known_tokens(const json_t *note, int32_t *n) {
+    const json_t *list = json_object_get(note, "tokens");
+    paged_error err;
+    int32_t *tokens = NULL;
+    if (json_integer_value(json_object_get(note, "tokens_at")) !=
+            (json_int_t)json_array_size(json_object_get(note, "messages")) ||
+        !paged__openai_tokens(list, "tokens", &tokens, n, &err))
+        return NULL;
+    return tokens;
+}
+
+/* It is no error where the store keeps no pins. */
+static void pin(paged_service *service, const char *id, const char *salt, const int32_t *tokens, int32_t n) {
+    paged_error err;
+    const paged_status status = service ? paged_service_pin(service, id, salt, tokens, n, &err) : PAGED_OK;
+    if (status && status != PAGED_ERR_UNSUPPORTED)
+        paged__log(PAGED_LOG_WARN, "conversation %s: its pin is not changed: %s", id, err.message);
+}
+
+/* Blocks of a pinned conversation stay in the store, of another one they may go. The note comes first: what a
+ * crash between the two leaves is mended by work_mend, or when the conversation is used. */
+static void pin_blocks(const visit *v) {
+    const bool is_pinned = json_is_true(json_object_get(v->note, "pinned"));
+    const char *salt = json_string_value(json_object_get(v->note, "cache_salt"));
+    int32_t n = 0;
+    if (!is_pinned && !v->was_pinned) return;
+    int32_t *tokens = is_pinned ? known_tokens(v->note, &n) : NULL;
+    if (tokens || !is_pinned) pin(v->service, v->id, salt, tokens, n);
+    paged__free(tokens);
+}
+
 static void work_save(const paged_notes *notes, paged__job *job) {
     visit *v = (visit *)(void *)job;
     v->status = paged__note_write(notes, v->note, v->until, &v->err);
+    if (!v->status) pin_blocks(v);
 }
 
+/* One that is not there may have been erased by another server, or before a crash. */
 static void work_erase(const paged_notes *notes, paged__job *job) {
     visit *v = (visit *)(void *)job;
     v->status = notes->erase(notes->self, v->id, &v->err);
+    if (!v->status || v->status == PAGED_ERR_NOT_FOUND) pin(v->service, v->id, NULL, NULL, 0);
+}
+
+/* A name that pins something, one after the other with their NULs. */
+static bool add_name(void *user, const char *name) {
+    return strncmp(name, "conv-", 5) != 0 || paged__buffer_append(user, name, strlen(name) + 1);
+}
+
+/* Takes back the pins of conversations that are no more, or not pinned: a crash left them, or another server
+ * erased the note. Pins are changed by this thread alone, so none of a note that was read comes meanwhile. */
+static void work_mend(const paged_notes *notes, paged__job *job) {
+    visit *v = (visit *)(void *)job;
+    paged__buffer names = {0};
+    if (paged_service_pins(v->service, add_name, &names, NULL) == PAGED_OK)
+        for (size_t at = 0; at < names.len; at += strlen(names.data + at) + 1) {
+            const char *id = names.data + at;
+            paged_status status;
+            json_t *note = paged__note_read(notes, id, &status, NULL);
+            /* One that cannot be read now may be pinned. */
+            if (status == PAGED_ERR_NOT_FOUND || (note && !json_is_true(json_object_get(note, "pinned"))))
+                pin(v->service, id, NULL, NULL, 0);
+            json_decref(note);
+        }
+    paged__free(names.data);
 }
 
 static json_t *describe(const json_t *note, bool with_messages) {
@@ -238,32 +299,7 @@ static void save(paged__server *s, visit *v, void (*go_on)(paged__server *, visi
     ask(s, v, work_save, go_on);
 }
 
-/* The tokens of all messages that there are; owned by the caller. NULL: they are not known. */
-static int32_t *known_tokens(const json_t *note, int32_t *n) {
-    const json_t *list = json_object_get(note, "tokens");
-    paged_error err;
-    int32_t *tokens = NULL;
-    if (json_integer_value(json_object_get(note, "tokens_at")) !=
-            (json_int_t)json_array_size(json_object_get(note, "messages")) ||
-        !paged__openai_tokens(list, "tokens", &tokens, n, &err))
-        return NULL;
-    return tokens;
-}
-
-/* Blocks of a pinned conversation stay in the store, of another one they may go; of the last token of an
- * answer nothing was computed. It is no error where the store keeps no pins. */
-static void pin_blocks(paged__server *s, const visit *v) {
-    const bool is_pinned = json_is_true(json_object_get(v->note, "pinned"));
-    const char *salt = json_string_value(json_object_get(v->note, "cache_salt"));
-    int32_t n = 0;
-    if (v->status || !s->service || (!is_pinned && !v->was_pinned)) return;
-    int32_t *tokens = is_pinned ? known_tokens(v->note, &n) : NULL;
-    if (tokens || !is_pinned) paged_service_pin(s->service, v->id, salt, tokens, n ? n - 1 : 0, NULL);
-    paged__free(tokens);
-}
-
 static void tell_saved(paged__server *s, visit *v) {
-    pin_blocks(s, v);
     if (v->status)
         refuse_by(s, v);
     else
@@ -321,7 +357,6 @@ static void on_kept(paged__server *s, visit *v) {
     paged__generation *g = v->generation;
     paged_error err = v->err;
     const paged_status status = v->status;
-    pin_blocks(s, v);
     if (status) paged__log(PAGED_LOG_WARN, "conversation %s: a turn is not kept: %s", v->id, err.message);
     free_visit(s, v);
     if (g) paged__generation_end(g, status ? &err : NULL);
@@ -488,7 +523,6 @@ static void on_loaded(paged__server *s, visit *v) {
 }
 
 static void on_erased(paged__server *s, visit *v) {
-    if (!v->status && s->service) paged_service_pin(s->service, v->id, NULL, NULL, 0, NULL);
     if (v->status)
         refuse_by(s, v);
     else
@@ -510,8 +544,10 @@ static void create(paged__server *s, visit *v) {
         return;
     }
     if (salt && !json_is_null(salt) &&
-        (!json_is_string(salt) || strlen(json_string_value(salt)) != json_string_length(salt))) {
-        refuse(s, v, 400, "cache_salt", NULL, "cache_salt must be a string without NUL");
+        (!json_is_string(salt) || strlen(json_string_value(salt)) != json_string_length(salt) ||
+         json_string_length(salt) > SALT_MAX)) {
+        refuse(s, v, 400, "cache_salt", NULL, "cache_salt must be a string without NUL of at most %d bytes",
+               SALT_MAX);
         return;
     }
     messages = messages && !json_is_null(messages) ? json_copy(messages) : json_array();
@@ -538,6 +574,13 @@ static void list_all(paged__server *s, visit *v) {
     }
     paged__http_query(&v->conn->http, "after", v->after, sizeof v->after);
     ask(s, v, work_list, on_listed);
+}
+
+void paged__conversation_mend(paged__server *s) {
+    visit *v = paged__calloc(1, sizeof *v);
+    if (!v) return;
+    v->service = s->service;
+    ask(s, v, work_mend, free_visit);
 }
 
 /* ---- the route ---- */
@@ -582,7 +625,7 @@ void paged__conversation_route(paged__conn *conn, const char *id, const char *ac
         paged__reply_error(conn, 503, NULL, NULL, "no memory for a request");
         return;
     }
-    *v = (visit){.conn = conn, .body = body, .changes = !reads};
+    *v = (visit){.conn = conn, .body = body, .changes = !reads, .service = s->service};
     strcpy(v->id, id);
     snprintf(v->action, sizeof v->action, "%s", action);
     if (v->changes && id[0]) {

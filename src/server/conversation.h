@@ -13,4 +13,7 @@ const char *paged__conversation_methods(const char *id, const char *action);
 /* The method is one of them, if there are any. */
 void paged__conversation_route(paged__conn *conn, const char *id, const char *action);
 
+/* When the model is there: takes back what stores keep for conversations that are no more, or not pinned. */
+void paged__conversation_mend(paged__server *server);
+
 #endif

@@ -7,7 +7,7 @@
 
 #include "base/base.h"
 
-enum { OUTLINE_BYTES = 2048 /* a title has 200 characters */ };
+enum { OUTLINE_BYTES = 2048 /* a title has 200 bytes, a salt 256 */ };
 
 json_t *paged__note_create(const char *id, json_t *salt, json_t *messages) {
     const json_int_t now = (json_int_t)time(NULL);
@@ -81,9 +81,25 @@ json_t *paged__note_outline(const paged_notes *notes, const char *id) {
     return note;
 }
 
+/* As note.h has it, whatever order the fields of the note that was read had. NULL: no memory. */
+static json_t *in_order(json_t *note) {
+    static const char *const first[] = {"paged",  "id",         "created_at", "updated_at", "title",
+                                        "pinned", "expires_at", "cache_salt", "n_messages", "messages"};
+    json_t *ordered = json_object();
+    for (size_t i = 0; i < sizeof first / sizeof first[0]; i++) {
+        json_t *value = json_object_get(note, first[i]);
+        if (value) json_object_set(ordered, first[i], value);
+    }
+    if (json_object_update_missing(ordered, note) == 0) return ordered;
+    json_decref(ordered);
+    return NULL;
+}
+
 paged_status paged__note_write(const paged_notes *notes, json_t *note, int64_t until, paged_error *err) {
     set_count(note);
-    char *text = json_dumps(note, JSON_COMPACT);
+    json_t *ordered = in_order(note);
+    char *text = ordered ? json_dumps(ordered, JSON_COMPACT) : NULL;
+    json_decref(ordered);
     if (!text) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a conversation");
     const char *id = json_string_value(json_object_get(note, "id"));
     const paged_status status = notes->put(notes->self, id, text, strlen(text), until, err);

@@ -15,6 +15,7 @@
 
 #include "base/base.h"
 #include "server/blocks.h"
+#include "server/conversation.h"
 #include "server/generate.h"
 #include "server/keeper.h"
 #include "server/metrics.h"
@@ -185,6 +186,7 @@ static void on_opened(evutil_socket_t fd, short what, void *user) {
         s->service_event =
             event_new(s->base, paged_service_fd(s->service), EV_READ | EV_PERSIST, on_service, s);
         s->failed = !s->service_event || event_add(s->service_event, NULL) != 0;
+        paged__conversation_mend(s);
     } else {
         s->failed = true;
     }

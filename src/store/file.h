@@ -98,6 +98,9 @@ paged_status paged__index_counts(paged__index *index, int64_t *n_records, int64_
  * whether anything would be; or NULL. */
 paged_status paged__index_pin(paged__index *index, int64_t shape, const char *name, const paged_key *keys,
                               int32_t n, bool *differs, paged_error *err);
+/* Each name that pins something, of all shapes, until fn says false. fn may not change the index. */
+paged_status paged__index_pins_each(paged__index *index, bool (*fn)(void *user, const char *name), void *user,
+                                    paged_error *err);
 bool paged__index_is_pinned(paged__index *index, int64_t shape, const paged_key *key);
 paged_status paged__index_last_pinned(paged__index *index, int64_t shape, int64_t *slot,
                                       paged_error *err); /* -1: none is there */

@@ -70,6 +70,7 @@ _Static_assert(PAGED__INDEX_VERSION == 1 && APPLICATION_ID == 1346849622, "the s
     X(PIN, "INSERT INTO pins(name, shape, key) VALUES(?1,?2,?3) ON CONFLICT(shape, key, name) DO NOTHING")   \
     X(UNPIN, "DELETE FROM pins WHERE name = ?1 AND shape = ?2 AND key = ?3")                                 \
     X(PINS_OF, "SELECT shape, key FROM pins WHERE name = ?1 ORDER BY shape, key")                            \
+    X(PINS_EACH, "SELECT DISTINCT name FROM pins")                                                           \
     X(IS_PINNED, "SELECT 1 FROM pins WHERE shape = ?1 AND key = ?2 LIMIT 1")                                 \
     X(LAST_PINNED, "SELECT ifnull(max(records.slot), -1)" PINNED_OF "?1")                                    \
     X(CUT, "DELETE FROM records WHERE shape = ?1 AND slot >= ?2")                                            \
@@ -635,6 +636,17 @@ paged_status paged__index_pin(paged__index *index, int64_t shape, const char *na
     paged__free(had.pins);
     paged__free(want.pins);
     return status;
+}
+
+paged_status paged__index_pins_each(paged__index *index, bool (*fn)(void *user, const char *name), void *user,
+                                    paged_error *err) {
+    sqlite3_stmt *stmt = prepared(index, PINS_EACH);
+    int code;
+    while ((code = sqlite3_step(stmt)) == SQLITE_ROW) {
+        const char *name = (const char *)sqlite3_column_text(stmt, 0);
+        if (name && !fn(user, name)) break;
+    }
+    return end(index, stmt, code, err);
 }
 
 bool paged__index_is_pinned(paged__index *index, int64_t shape, const paged_key *key) {

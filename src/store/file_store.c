@@ -871,6 +871,13 @@ static paged_status pin(void *self, const char *name, const paged_key *keys, int
     return paged__file_store_leave(s, status);
 }
 
+static paged_status pins(void *self, bool (*fn)(void *user, const char *name), void *user, paged_error *err) {
+    paged__file_store *s = self;
+    paged_status status = paged__file_store_enter(s, err);
+    if (!status) status = paged__index_pins_each(&s->index, fn, user, err);
+    return paged__file_store_leave(s, status);
+}
+
 /* ---- create ---- */
 
 static char *join(const char *dir, const char *name) {
@@ -929,7 +936,8 @@ paged_status paged_file_store_create(const paged_file_store_config *config, page
                          .pin = pin,
                          .flush = flush,
                          .get_stats = get_stats,
-                         .close = close_one};
+                         .close = close_one,
+                         .pins = pins};
     if (notes) *notes = paged__file_notes(s, close_one);
     return PAGED_OK;
 }

@@ -59,6 +59,8 @@ def test_titles_pins_and_expiry(server):
         status, _, value = server.request("PATCH", path, fields)
         assert status == 200 and {k: value[k] for k in fields} == fields
         assert server.get(path) == value
+    for salt in ("x" * 257, 7, "a\0b"):
+        assert server.request("POST", "/v1/conversations", {"cache_salt": salt})[0] == 400
     for wrong in ({"title": 7}, {"title": "x" * 201}, {"pinned": "yes"}, {"expires_at": 5}, {"expires_at": "later"}, {"expires_at": 1 << 50}):
         status, _, value = server.request("PATCH", path, wrong)
         assert status == 400 and value["error"]["param"] == next(iter(wrong))
@@ -214,6 +216,65 @@ def test_no_hit_across_salts(model, redis):
     assert all(word not in names for word in (b"secret", b"house", b"mine", b"yours", b"green"))
 
 
+def n_pinned(paged, folder):
+    """Records that pins keep."""
+    return sum(shape["pinned"] for shape in json.loads(paged("store", "ls", "--store", folder, "--json").stdout)["fingerprints"])
+
+
+def n_blocks(answer):
+    """Blocks of 16 tokens for what was computed of a turn: all but an answer's last token, unless a token that is no part of it ended it."""
+    usage = answer["usage"]
+    return (usage["prompt_tokens"] + usage["completion_tokens"] - (answer["choices"][0]["finish_reason"] == "length") + 15) // 16
+
+
+def test_what_was_computed_is_pinned(paged, model, tmp_path):
+    """Neither a block more nor less, whether length or a token ends the answer, wherever that is in a block."""
+    ended = {"stop": 0, "length": 0}
+    for padding in range(3):
+        folder, want = tmp_path / str(padding), 0
+        with Server(model, "--ctx", 1024, "--store", folder) as server:
+            for max_tokens in (12, 18, 300):
+                path = begin(server, cache_salt=str(max_tokens), pinned=True)
+                answer = say(server, path, "word " * 5 * padding + "What is 2 + 2?", max_tokens=max_tokens, ignore_eos=max_tokens < 300)
+                ended[answer["choices"][0]["finish_reason"]] += 1
+                want += n_blocks(answer)
+        assert n_pinned(paged, folder) == want
+    print(ended)
+    assert min(ended.values()) > 0
+
+
+def test_pins_without_notes_are_taken_back(paged, model, redis, tmp_path):
+    """Another server deletes a conversation, or pins it no more; a crash comes between the note and the pin; a note is gone when it is to be deleted."""
+    folder = tmp_path / "blocks"
+    options = ("--ctx", 1024, "--store", folder)
+    with Server(model, *options, "--redis", redis.address) as first:
+        paths = [begin(first, pinned=True, cache_salt=str(i)) for i in range(4)]
+        blocks = [n_blocks(say(first, path, TURNS[0])) for path in paths]
+    assert n_pinned(paged, folder) == sum(blocks)
+    with Server(model, "--ctx", 1024, "--redis", redis.address) as other:
+        assert other.request("DELETE", paths[0])[0] == 200
+        assert other.request("PATCH", paths[1], {"pinned": False})[0] == 200
+    with Server(model, *options, "--redis", "127.0.0.1:1"):
+        pass  # what cannot be read may be pinned
+    assert n_pinned(paged, folder) == sum(blocks)
+    with Server(model, *options, "--redis", redis.address):
+        pass
+    assert n_pinned(paged, folder) == blocks[2] + blocks[3]
+    with Server(model, *options, "--redis", redis.address) as second:
+        assert second.get(paths[2])["pinned"]  # after what it does at its start
+        redis("DEL", "paged:n:" + paths[2].rsplit("/", 1)[1])
+        assert second.request("DELETE", paths[2])[0] == 404
+    assert n_pinned(paged, folder) == blocks[3]
+    with Server(model, *options, "--redis", redis.address) as third:
+        assert third.get(paths[3])["pinned"]
+        redis("DEL", "paged:n:" + paths[3].rsplit("/", 1)[1])
+        third.kill()
+    assert n_pinned(paged, folder) == blocks[3]
+    with Server(model, *options, "--redis", redis.address):
+        pass
+    assert n_pinned(paged, folder) == 0
+
+
 def test_blocks_of_pinned_conversations_stay(paged, model, tmp_path):
     """In a store for 53 blocks others push out what is not pinned, before a restart and after it."""
     folder = tmp_path / "blocks"
@@ -226,19 +287,15 @@ def test_blocks_of_pinned_conversations_stay(paged, model, tmp_path):
         for i in range(first, first + 6):
             server.post("/v1/completions", {"prompt": " ".join(f"{i * 1000 + k}" for k in range(80)), "max_tokens": 1, "cache_salt": str(i)})
 
-    def n_pinned():
-        shapes = json.loads(paged("store", "ls", "--store", folder, "--json").stdout)["fingerprints"]
-        return sum(shape["pinned"] for shape in shapes)
-
     with Server(model, *options) as first:
         kept, other = begin(first, cache_salt="kept"), begin(first, cache_salt="other")
         say(first, kept, TURNS[0])
         say(first, other, TURNS[0])
         assert first.request("PATCH", kept, {"pinned": True})[0] == 200
         say(first, kept, TURNS[1])  # its blocks, too
-        n_tokens = say(first, kept, TURNS[2])["usage"]["prompt_tokens"]
+        last = say(first, kept, TURNS[2])
         flood(first, 100)
-    assert n_tokens // 16 <= n_pinned() <= n_tokens // 16 + 3
+    assert n_pinned(paged, folder) == n_blocks(last)
     assert "pinned" in paged("store", "ls", "--store", folder).stdout
     with Server(model, *options) as second:
         flood(second, 200)
@@ -246,13 +303,13 @@ def test_blocks_of_pinned_conversations_stay(paged, model, tmp_path):
         assert found(say(second, other, "And a fourth.")) == 0
         assert second.request("PATCH", kept, {"pinned": False})[0] == 200
         assert second.request("PATCH", other, {"pinned": True})[0] == 200
-    assert n_pinned() > 0
+    assert n_pinned(paged, folder) > 0
     with Server(model, *options) as third:
         flood(third, 300)
         assert found(say(third, kept, "And a fifth.")) == 0
         assert found(say(third, other, "And a fifth.")) > 0.8
         assert third.request("DELETE", other)[0] == 200
-    assert n_pinned() == 0
+    assert n_pinned(paged, folder) == 0
 
 
 def test_what_is_damaged_or_out_of_reach(model, redis):

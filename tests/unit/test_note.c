@@ -118,6 +118,24 @@ static void other_notes(void) {
         "{ \"messages\": [], \"paged\": 1, \"id\": \"conv-b\", \"created_at\": 1, \"updated_at\": 1700000000,"
         "\"title\": \"mixed\", \"pinned\": true, \"expires_at\": 5, \"cache_salt\": \"s\"}");
     check_outline(&notes, "conv-b", "mixed", 0);
+    /* Once written again they have it before the messages, and nothing is lost. */
+    for (char c = 'a'; c <= 'b'; c++) {
+        const char id[] = {'c', 'o', 'n', 'v', '-', c, 0};
+        paged_status status;
+        json_t *note = paged__note_read(&notes, id, &status, NULL);
+        json_array_extend(json_object_get(note, "messages"), messages_of(300, "more"));
+        json_object_set_new(note, "turns", json_pack("[i]", 9));
+        CHECK_EQ(paged__note_write(&notes, note, 0, NULL), PAGED_OK);
+        n_read = 0;
+        n_gets = 0;
+        check_outline(&notes, id, c == 'a' ? "old" : "mixed", c == 'a' ? 301 : 300);
+        CHECK_EQ(n_gets, 1);
+        CHECK(n_read <= 2048);
+        json_t *again = paged__note_read(&notes, id, &status, NULL);
+        CHECK(json_equal(again, note));
+        json_decref(again);
+        json_decref(note);
+    }
     /* None at all: cut, of another id, of another kind. */
     put_text(&notes, "conv-c", "{\"paged\":1,\"id\":\"conv-c\",\"title\":\"x\"");
     put_text(&notes, "conv-d", "{\"paged\":1,\"id\":\"conv-a\",\"messages\":[]}");

@@ -268,12 +268,17 @@ static void pins_are_of_tokens(void) {
         CHECK_EQ(paged_engine_pin(e, "conv-1", salt, tokens, 100, NULL), PAGED_OK);
         CHECK_EQ(paged_engine_pin(e, "", salt, tokens, 100, NULL), PAGED_ERR_INVALID_ARG);
         CHECK_EQ(paged_engine_pin(e, "x", salt, NULL, 100, NULL), PAGED_ERR_INVALID_ARG);
+        CHECK_EQ(paged_engine_pin(e, "../x", salt, tokens, 100, NULL), PAGED_ERR_INVALID_ARG);
+        CHECK_EQ(paged_engine_pin(e, ".x", salt, tokens, 100, NULL), PAGED_ERR_INVALID_ARG);
+        CHECK_EQ(paged_engine_pin(e, "x y", salt, tokens, 100, NULL), PAGED_ERR_INVALID_ARG);
+        CHECK_EQ(paged_engine_pin(e, NULL, salt, tokens, 100, NULL), PAGED_ERR_INVALID_ARG);
         ask(e, tokens, 100, 1, salt);
         ask(e, tokens, 100, 1, salted ? NULL : "yours");
         paged_engine_free(e);
         CHECK_EQ(memory->n_pins, 1);
         CHECK(strcmp(memory->pinned_by, "conv-1") == 0);
-        CHECK_EQ(memory->n_pinned, 7); /* 6 blocks of 16 and 4 tokens */
+        CHECK_EQ(memory->n_pinned, 8); /* 6 blocks of 16, 4 tokens, and 3 of them, which are no record */
+        CHECK(memory_find_record(memory, &memory->pinned[7]) == NULL);
         int32_t n_there = 0;
         for (int32_t i = 0; i < 7; i++) {
             const memory_record *r = memory_find_record(memory, &memory->pinned[i]);
@@ -293,6 +298,161 @@ static void pins_are_of_tokens(void) {
     CHECK_EQ(paged_engine_create(m, &c, &none, NULL), PAGED_OK);
     CHECK_EQ(paged_engine_pin(none, "conv-1", NULL, tokens, 100, NULL), PAGED_ERR_UNSUPPORTED);
     paged_engine_free(none);
+    paged_model_free(m);
+}
+
+static int32_t n_there(memory_store *memory) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < memory->n_pinned; i++)
+        n += memory_find_record(memory, &memory->pinned[i]) != NULL;
+    return n;
+}
+
+/* Behind n tokens of `path` what the model says: 12 tokens, or what comes before `stop`. How many. */
+static int32_t say(paged_engine *e, int32_t *path, int32_t n, const int32_t *stop) {
+    paged_request q;
+    paged_output o;
+    uint64_t id = 0;
+    paged_request_init(&q);
+    q.tokens = path;
+    q.n_tokens = n;
+    q.max_tokens = 12;
+    q.temperature = 2;
+    q.ignore_eos = true;
+    q.stop_tokens = stop;
+    q.n_stop_tokens = stop != NULL;
+    CHECK_EQ(paged_engine_submit(e, &q, &id, NULL), PAGED_OK);
+    run_all(e);
+    CHECK_EQ(paged_engine_read(e, id, &o), PAGED_OK);
+    CHECK_EQ(o.finish, stop ? PAGED_FINISH_STOP : PAGED_FINISH_LENGTH);
+    const int32_t n_new = o.n_tokens;
+    memcpy(path + n, o.tokens, (size_t)n_new * sizeof *path);
+    CHECK_EQ(paged_engine_release(e, id), PAGED_OK);
+    return n_new;
+}
+
+/* Of an answer that length ends the last token is not computed, of one that a token ends which is no part of
+ * it all are: in both cases all that there is of the path is pinned. */
+static void pins_are_of_whole_answers(void) {
+    paged_model *m = load(test_seed);
+    int32_t path[N_CTX], n_stopped = 0;
+    fill_prompt(path, N_CTX, test_seed);
+    for (int32_t n = 60; n < 100; n++) {
+        memory_store *memory = memory_create();
+        const bool by_token = n % 2;
+        int32_t stop = 0;
+        if (by_token) {
+            paged_engine *e = make(m, memory, (paged_engine_config){0});
+            say(e, path, n, NULL);
+            stop = path[n + 11];
+            paged_engine_free(e);
+            memory_clear(memory);
+        }
+        paged_engine *e = make(m, memory, (paged_engine_config){0});
+        const int32_t n_all = n + say(e, path, n, by_token ? &stop : NULL);
+        CHECK_EQ(paged_engine_pin(e, "conv-1", NULL, path, n_all, NULL), PAGED_OK);
+        paged_engine_free(e);
+        CHECK_EQ(n_there(memory), (n_all - !by_token + 15) / 16);
+        n_stopped += by_token && n_all > n + 1;
+        memory_destroy(memory);
+    }
+    CHECK(n_stopped > 10);
+    paged_model_free(m);
+}
+
+static bool add_name(void *user, const char *name) {
+    char *names = user;
+    strcat(strcat(names, name), " ");
+    return strlen(names) < 100;
+}
+
+/* What waits under a name is replaced, and not in its place: names are told as they are after all that was
+ * pinned before. Not more than so many wait. */
+static void pins_wait_in_order(void) {
+    paged_model *m = load(test_seed);
+    memory_store *memory = memory_create();
+    int32_t tokens[N_CTX];
+    char names[200] = "", name[16];
+    fill_prompt(tokens, N_CTX, test_seed);
+    paged_engine *e = make(m, memory, (paged_engine_config){0});
+    CHECK_EQ(paged_engine_pin(e, "conv-0", NULL, tokens, 100, NULL), PAGED_OK);
+    CHECK_EQ(paged_engine_pin(e, "conv-1", NULL, tokens, 100, NULL), PAGED_OK);
+    CHECK_EQ(paged_engine_pins(e, add_name, names, NULL), PAGED_OK);
+    CHECK(strcmp(names, "conv-0 conv-1 ") == 0);
+    memory_block(memory, true); /* holds the thread in a write */
+    submit(e, tokens, 100, 1, NULL);
+    run_all(e);
+    memory_wait_blocked(memory);
+    for (int i = 0; i < 3000; i++) CHECK_EQ(paged_engine_pin(e, "conv-0", NULL, tokens, 100, NULL), PAGED_OK);
+    CHECK_EQ(paged_engine_pin(e, "conv-1", NULL, NULL, 0, NULL), PAGED_OK);
+    for (int i = 0; i < 1022; i++) {
+        snprintf(name, sizeof name, "x%d", i);
+        CHECK_EQ(paged_engine_pin(e, name, NULL, NULL, 0, NULL), PAGED_OK);
+    }
+    CHECK_EQ(paged_engine_pin(e, "conv-2", NULL, tokens, 100, NULL), PAGED_ERR_LIMIT);
+    CHECK_EQ(paged_engine_pins(e, add_name, names, NULL), PAGED_ERR_LIMIT);
+    CHECK_EQ(paged_engine_pin(e, "x7", NULL, tokens, 100, NULL), PAGED_OK); /* in place of another */
+    CHECK_EQ(paged_engine_pin(e, "x1021", NULL, NULL, 0, NULL), PAGED_OK);  /* the last one */
+    CHECK_EQ(memory->n_pins, 2);
+    memory_block(memory, false);
+    while (paged_engine_pins(e, add_name, strcpy(names, "") ? names : NULL, NULL)) usleep(1000);
+    CHECK(strcmp(names, "conv-0 x7 ") == 0);
+    CHECK_EQ(memory->n_pins, 2 + 1024);
+    paged_engine_free(e);
+    memory_destroy(memory);
+    paged_model_free(m);
+}
+
+static memory_fault slow_to_expect(void *user, memory_call call) {
+    (void)user;
+    return call == MEMORY_EXPECT ? MEMORY_SLOW : MEMORY_FINE;
+}
+
+/* Two stores, each with a part of the path: whichever has the end, each is told of its part, once, and the
+ * time that this takes counts as reading. */
+static void each_store_is_told_once(void) {
+    paged_model *m = load(test_seed);
+    int32_t tokens[N_CTX];
+    fill_prompt(tokens, N_CTX, test_seed);
+    for (int tail_in = 0; tail_in < 2; tail_in++) {
+        memory_store *stores[2] = {memory_create(), memory_create()};
+        const paged_store both[2] = {memory_as_store(stores[0]), memory_as_store(stores[1])};
+        for (int i = 0; i < 2; i++) { /* the first two blocks in store 0, all whole ones in store 1 */
+            paged_engine *e = make(m, stores[i], (paged_engine_config){0});
+            ask(e, tokens, i ? 112 : 32, 1, NULL);
+            paged_engine_free(e);
+        }
+        memory_store *other = memory_create(); /* whose tail goes to one of the two */
+        paged_engine *e = make(m, other, (paged_engine_config){0});
+        ask(e, tokens, 120, 1, NULL);
+        paged_engine_free(e);
+        for (int32_t i = 0; i < other->n_records; i++) {
+            const memory_record *r = &other->records[i];
+            paged_record out = {r->key,    r->parent, r->first,     r->n_tokens,
+                                r->tokens, r->groups, {r->bytes[0]}};
+            if (r->n_tokens < 16) CHECK_EQ(both[tail_in].write(both[tail_in].self, &out, NULL), PAGED_OK);
+        }
+        for (int i = 0; i < 2; i++) {
+            stores[i]->fault = slow_to_expect;
+            stores[i]->slow_ms = 30;
+            stores[i]->n_unexpected = 0;
+        }
+        paged_engine_config c = {
+            .struct_size = sizeof c, .n_threads = 1, .n_ctx = N_CTX, .stores = both, .n_stores = 2};
+        CHECK_EQ(paged_engine_create(m, &c, &e, NULL), PAGED_OK);
+        const answer a = ask(e, tokens, 121, 1, NULL);
+        CHECK_EQ(a.from_store, 120);
+        for (int i = 0; i < 2; i++) {
+            CHECK_EQ(stores[i]->n_calls[MEMORY_EXPECT], 1);
+            CHECK_EQ(stores[i]->n_unexpected, 0);
+            CHECK(e->stores->read[i].ns >= 30e6 * 0.6); /* older ones fade, by a sixteenth each */
+        }
+        CHECK_EQ(stores[tail_in]->n_expected, tail_in ? 6 : 3);
+        CHECK(stats_of(e).store_read_ms >= 60);
+        paged_engine_free(e);
+        memory_destroy(other);
+        for (int i = 0; i < 2; i++) memory_destroy(stores[i]);
+    }
     paged_model_free(m);
 }
 
@@ -746,6 +906,9 @@ static void who_closes(void) {
 #define TESTS(X)                                                                                             \
     X(clears_what_is_nobodys)                                                                                \
     X(comes_back_with_the_same_bits)                                                                         \
+    X(pins_are_of_whole_answers)                                                                             \
+    X(pins_wait_in_order)                                                                                    \
+    X(each_store_is_told_once)                                                                               \
     X(pins_are_of_tokens)                                                                                    \
     X(comes_back_at_every_length)                                                                            \
     X(memory_may_be_small)                                                                                   \
