@@ -123,7 +123,9 @@ static void other_notes(void) {
         const char id[] = {'c', 'o', 'n', 'v', '-', c, 0};
         paged_status status;
         json_t *note = paged__note_read(&notes, id, &status, NULL);
-        json_array_extend(json_object_get(note, "messages"), messages_of(300, "more"));
+        json_t *more = messages_of(300, "more");
+        json_array_extend(json_object_get(note, "messages"), more);
+        json_decref(more);
         json_object_set_new(note, "turns", json_pack("[i]", 9));
         CHECK_EQ(paged__note_write(&notes, note, 0, NULL), PAGED_OK);
         n_read = 0;
