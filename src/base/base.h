@@ -101,4 +101,16 @@ typedef struct paged__file_map {
 paged_status paged__file_map_open(const char *path, paged__file_map *out, paged_error *err);
 void paged__file_map_close(paged__file_map *map); /* a zeroed map is fine */
 
+/* ---- names ---- */
+
+enum { PAGED__LABEL_MAX = 128 }; /* bytes */
+
+/* Of notes and of pins, which come from outside and are looked for in stores: 1 to PAGED__LABEL_MAX letters
+ * that mean nothing to a file system or a server, and no dot first. NULL is none. */
+static inline bool paged__is_name(const char *name) {
+    static const char letters[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz._-";
+    const size_t len = name ? strnlen(name, PAGED__LABEL_MAX + 1) : 0;
+    return len > 0 && len <= PAGED__LABEL_MAX && strspn(name, letters) == len && name[0] != '.';
+}
+
 #endif

@@ -11,13 +11,6 @@ static bool can_pin(const paged__stores *st) {
     return false;
 }
 
-/* Those of the letters of notes' names (store/notes.c, which is of another room). */
-static bool is_name(const char *name) {
-    static const char letters[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz._-";
-    const size_t len = name ? strlen(name) : 0;
-    return len > 0 && len < sizeof((paged__pin *)0)->name && strspn(name, letters) == len && name[0] != '.';
-}
-
 /* Of the last token of an answer nothing was computed, unless a token that is no part of it has ended it. So
  * the tail with it and the one without it are pinned; the one that there is stays. */
 static paged_status fill_keys(const paged_engine *e, const char *salt, const int32_t *tokens,
@@ -65,7 +58,7 @@ static bool queue(paged__stores *st, paged__pin *pin) {
 
 paged_status paged_engine_pin(paged_engine *e, const char *name, const char *salt, const int32_t *tokens,
                               int32_t n_tokens, paged_error *err) {
-    if (!e || !is_name(name) || n_tokens < 0 || (n_tokens && !tokens))
+    if (!e || !paged__is_name(name) || n_tokens < 0 || (n_tokens && !tokens))
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "no name of a note, or %d tokens", n_tokens);
     paged__stores *st = e->stores;
     if (!can_pin(st)) return paged__fail(err, PAGED_ERR_UNSUPPORTED, "no store here keeps pins");

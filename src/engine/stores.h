@@ -89,7 +89,7 @@ typedef struct paged__load {
  * names there are, and then it is that caller's. */
 typedef struct paged__pin {
     struct paged__pin *next;
-    char name[129];
+    char name[PAGED__LABEL_MAX + 1];
     bool (*tell)(void *user, const char *name); /* NULL: to be pinned */
     void *user;
     bool told; /* under the lock */

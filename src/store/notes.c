@@ -3,15 +3,11 @@
 
 #include "store/store.h"
 
-enum { NAME_MAX_BYTES = 128 };
-
 paged_status paged__note_check(const char *name, size_t size_bytes, paged_error *err) {
-    static const char letters[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz._-";
-    const size_t len = name ? strnlen(name, NAME_MAX_BYTES + 1) : 0;
-    if (len == 0 || len > NAME_MAX_BYTES || strspn(name, letters) != len || name[0] == '.')
+    if (!paged__is_name(name))
         return paged__fail(err, PAGED_ERR_INVALID_ARG,
                            "a name has 1 to %d of 0-9 A-Z a-z . _ - and does not begin with a dot",
-                           NAME_MAX_BYTES);
+                           PAGED__LABEL_MAX);
     if (size_bytes > PAGED__NOTE_MAX)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "%zu bytes; the limit is %d", size_bytes,
                            PAGED__NOTE_MAX);
