@@ -1,4 +1,6 @@
 """llama.cpp as an oracle: token ids, chat templates, greedy text, and log-probabilities of given tokens."""
+import concurrent.futures
+import copy
 import http.client
 import json
 import os
@@ -12,9 +14,10 @@ HARMLESS = 253  # any token that is whole UTF-8 by itself; its text is never loo
 class LlamaCpp:
     """A server in its own process, so that a crash of llama.cpp fails one test and not the whole run."""
 
-    def __init__(self, model, n_ctx=2048, kv_type="f32", flash_attn=False, n_threads=1, log=None):
-        config = {"model": str(model), "n_ctx": n_ctx, "n_threads": n_threads}
+    def __init__(self, model, n_ctx=2048, kv_type="f32", flash_attn=False, n_threads=1, n_parallel=1, log=None):
+        config = {"model": str(model), "n_ctx": n_ctx, "n_threads": n_threads, "n_parallel": n_parallel}
         config |= {"kv_type": kv_type, "flash_attn": flash_attn}
+        self.slot, self.n_parallel = -1, n_parallel
         script = os.path.join(os.path.dirname(__file__), "llamacpp_server.py")
         self.log = open(log, "wb") if log else subprocess.DEVNULL
         self.process = subprocess.Popen(
@@ -77,7 +80,7 @@ class LlamaCpp:
     def _next(self, tokens, bias_id, n_probs):
         body = {
             "prompt": tokens, "n_predict": 1, "n_probs": n_probs, "temperature": 0, "cache_prompt": True,
-            "logit_bias": [[bias_id, 1e9]],
+            "logit_bias": [[bias_id, 1e9]], "id_slot": self.slot,
         }
         answer = self.post("/completion", body).get("completion_probabilities")
         return answer[0] if answer else None
@@ -104,3 +107,20 @@ class LlamaCpp:
                     break
             out.append((found[0], top[0]["id"]))
         return out
+
+    def score_all(self, texts):
+        """score() of several lists of tokens, n_parallel of them at a time, which read the weights once for all: of a model
+        in f32 these are what takes the time."""
+
+        def score(nth_text):
+            nth, text = nth_text
+            one = copy.copy(self)
+            one.slot = nth % self.n_parallel
+            one.connection = http.client.HTTPConnection(self.connection.host, self.connection.port, timeout=120)
+            try:
+                return one.score(text)
+            finally:
+                one.connection.close()
+
+        with concurrent.futures.ThreadPoolExecutor(self.n_parallel) as pool:
+            return list(pool.map(score, enumerate(texts)))

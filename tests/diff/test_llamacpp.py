@@ -24,7 +24,17 @@ def tokens(llamacpp, model):
 
 def oracle_scores(server, tokens):
     """[(log-probability, most likely token)] over all texts, one after the other."""
-    return [pair for ids in tokens.values() for pair in server.score(ids)]
+    return [pair for scores in server.score_all(tokens.values()) for pair in scores]
+
+
+@pytest.fixture(scope="module")
+def oracle_of_f32(llamacpp, model_f32, tokens):
+    """The same for the f32 weights, which are read once for all texts; llama.cpp shares n_ctx out among them."""
+
+    def scores(**options):
+        return oracle_scores(llamacpp(model_f32, n_ctx=1024 * len(TEXTS), n_parallel=len(TEXTS), **options), tokens)
+
+    return scores
 
 
 def our_scores(score, model, tokens, *args):
@@ -43,8 +53,8 @@ def perplexity(scores):
 
 
 @pytest.fixture(scope="module")
-def oracle_f32(llamacpp, model_f32, tokens):
-    return oracle_scores(llamacpp(model_f32, kv_type="f32", flash_attn=False), tokens)
+def oracle_f32(oracle_of_f32):
+    return oracle_of_f32(kv_type="f32", flash_attn=False)
 
 
 def test_f32_weights(score, model_f32, tokens, oracle_f32):
@@ -90,12 +100,12 @@ def test_q4_1_perplexity(ours_q4_1, quantised):
     assert abs(perplexity(ours) / theirs - 1.0) <= 0.01, text
 
 
-def test_bf16_cache(llamacpp, score, model_f32, tokens, oracle_f32):
+def test_bf16_cache(oracle_of_f32, score, model_f32, tokens, oracle_f32):
     """How far bf16 moves the answers, with f32 weights. It rounds keys, values and queries by 2^-9 of them at most, f16 by 2^-12:
     so 8 times what llama.cpp's f16 cache with flash attention moves, and what f32 caches may differ by (test_f32_weights).
     The best two tokens change places where they are closer than both move; few positions have them within a nat."""
     ours = our_scores(score, model_f32, tokens, "--kv-type", "bf16", "--ctx", 1024)
-    oracle_f16 = oracle_scores(llamacpp(model_f32, kv_type="f16", flash_attn=True), tokens)
+    oracle_f16 = oracle_of_f32(kv_type="f16", flash_attn=True)
     mean, greatest, top1 = distance(ours, oracle_f32)
     f16_mean, f16_greatest, f16_top1 = distance(oracle_f16, oracle_f32)
     bound = 8 * f16_mean + 0.003
@@ -109,10 +119,10 @@ def test_bf16_cache(llamacpp, score, model_f32, tokens, oracle_f32):
     assert abs(ratio - 1.0) <= 0.005, text
 
 
-def test_int8_cache(llamacpp, score, model_f32, tokens, oracle_f32):
+def test_int8_cache(oracle_of_f32, score, model_f32, tokens, oracle_f32):
     """How far 8 bits move the answers, with f32 weights, beside llama.cpp's q8_0 (a scale for 32 elements)."""
     f32, int8 = (our_scores(score, model_f32, tokens, "--kv-type", kv, "--ctx", 1024) for kv in ("f32", "int8"))
-    oracle_q8_0 = oracle_scores(llamacpp(model_f32, kv_type="q8_0", flash_attn=True), tokens)
+    oracle_q8_0 = oracle_of_f32(kv_type="q8_0", flash_attn=True)
     mean, greatest, top1 = distance(int8, f32)
     q8_0_mean, q8_0_greatest, q8_0_top1 = distance(oracle_q8_0, oracle_f32)
     ratio = perplexity(int8) / perplexity(f32)
