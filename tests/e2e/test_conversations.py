@@ -96,8 +96,10 @@ def test_the_list_has_pages(server):
     assert [c["id"] for c in first["data"]] == newest[:2] and first["has_more"] and "messages" not in first["data"][0]
     rest = server.get(f"/v1/conversations?limit=3&after={newest[1]}")
     assert [c["id"] for c in rest["data"]] == newest[2:]
-    for wrong in ("0", "-1", "x", "1001"):
+    for wrong in ("0", "-1", "x", "1001", "-1.8628063949876216e-47", "%zz", "", "0" * 30 + "1"):
         assert server.request("GET", f"/v1/conversations?limit={wrong}")[0] == 400
+    for unknown in ("x", "x" * 100, "%zz"):
+        assert server.get(f"/v1/conversations?after={unknown}")["data"] == []
     for p in paths:
         assert server.request("DELETE", p)[0] == 200
     assert server.request("DELETE", paths[0])[0] == 404
