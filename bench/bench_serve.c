@@ -4,7 +4,7 @@
  *     open PID PORT N PROMPT TOKENS VOCAB    close what is open; N streams of PROMPT prompt tokens and TOKENS
  *                                            tokens each, until each of them has begun
  *     round N P                              N more tokens of everything that is open, P times: its parts
- *     watch N                                N more, and the time between any two of the first stream
+ *     watch N P                              the same, and the time between any two of the first stream
  *
  * Between two commands the server is stopped (SIGSTOP), so that several of them and the bare engine take
  * turns within a fraction of a second, in the middle of their streams. A round begins with the twelfth token
@@ -16,8 +16,8 @@
  * Only the first stream is looked at: the tokens of the others come in the same steps.
  *
  *     {"done": tokens of the first stream so far, "tokens": of all streams, "seconds": wall, "cpu_seconds":
- *      of the server and of this program, "parts": [[tokens, seconds, cpu_seconds], …], "gaps": [seconds
- *      between two tokens, …]}
+ *      of the server and of this program, "parts": [[tokens, seconds, cpu_seconds], …], "gaps": [of
+ *      each part of a watch, [seconds between two tokens, …]]}
  *
  * Errors: one line on stderr, status 1.
  */
@@ -154,6 +154,7 @@ static double cpu_seconds(const client *c) {
 typedef struct part {
     int64_t n_tokens; /* of the first stream */
     double seconds, cpu_seconds;
+    int n_gaps;
 } part;
 
 /* Until n_tokens have almost come. */
@@ -163,12 +164,13 @@ static void sleep_near(const client *c, int n_tokens) {
     if (seconds > 0) nanosleep(&nap, NULL);
 }
 
-/* gaps: [n_tokens] the time between any two tokens, *n_gaps of them; NULL: nobody wants them. */
-static bool run_part(client *c, int n_tokens, part *p, double *gaps, int *n_gaps) {
+/* gaps: [n_tokens] the time between any two tokens; NULL: nobody wants them. */
+static bool run_part(client *c, int n_tokens, part *p, double *gaps) {
     stream *first = &c->streams[0];
     const int64_t begin = first->n_tokens, end = begin + n_tokens;
     const double start = bench_seconds(CLOCK_MONOTONIC), cpu = cpu_seconds(c);
     double last = start;
+    int n_gaps = 0;
     if (!gaps) {
         sleep_near(c, n_tokens);
         if (!take(first, false)) return false;
@@ -177,16 +179,16 @@ static bool run_part(client *c, int n_tokens, part *p, double *gaps, int *n_gaps
     while (first->n_tokens < end) {
         if (!wait_for(first, first->n_tokens + 1)) return false;
         const double now = bench_seconds(CLOCK_MONOTONIC);
-        if (gaps) gaps[(*n_gaps)++] = now - last;
+        if (gaps) gaps[n_gaps++] = now - last;
         last = now;
     }
     if (slept) last = bench_seconds(CLOCK_MONOTONIC);
-    *p = (part){first->n_tokens - begin, last - start, slept ? 0 : cpu_seconds(c) - cpu};
+    *p = (part){first->n_tokens - begin, last - start, slept ? 0 : cpu_seconds(c) - cpu, n_gaps};
     c->pace = fmin(c->pace, p->seconds / (double)p->n_tokens);
     return !slept || wait_for(first, first->n_tokens + 1);
 }
 
-static void print_round(const client *c, const part *parts, int n_parts, const double *gaps, int n_gaps) {
+static void print_round(const client *c, const part *parts, int n_parts, const double *gaps, int n_tokens) {
     part all = {0};
     for (int i = 0; i < n_parts; i++) {
         all.n_tokens += parts[i].n_tokens;
@@ -199,7 +201,11 @@ static void print_round(const client *c, const part *parts, int n_parts, const d
         printf("%s[%lld, %.6f, %.6f]", i ? ", " : "", (long long)parts[i].n_tokens * c->n, parts[i].seconds,
                parts[i].cpu_seconds);
     fputs("], \"gaps\": [", stdout);
-    for (int i = 0; i < n_gaps; i++) printf("%s%.6f", i ? ", " : "", gaps[i]);
+    for (int i = 0; gaps && i < n_parts; i++) {
+        printf("%s[", i ? ", " : "");
+        for (int j = 0; j < parts[i].n_gaps; j++) printf("%s%.6f", j ? ", " : "", gaps[i * n_tokens + j]);
+        putchar(']');
+    }
     puts("]}");
 }
 
@@ -215,25 +221,24 @@ static bool warm_up(client *c) {
 }
 
 static bool run_round(client *c, int n_tokens, int n_parts, bool watches) {
-    static double gaps[TOKENS_MAX];
+    static double gaps[BENCH_PARTS_MAX * TOKENS_MAX];
     part parts[BENCH_PARTS_MAX];
-    int n_gaps = 0;
     for (int i = 0; i < c->n; i++)
         if (!take(&c->streams[i], false)) return false;
     kill(c->server, SIGCONT);
     if (!warm_up(c)) return false;
     for (int i = 0; i < n_parts; i++)
-        if (!run_part(c, n_tokens, &parts[i], watches ? gaps : NULL, &n_gaps)) return false;
+        if (!run_part(c, n_tokens, &parts[i], watches ? gaps + i * n_tokens : NULL)) return false;
     kill(c->server, SIGSTOP);
     for (int i = 1; i < c->n; i++)
         if (!take(&c->streams[i], false)) return false;
-    print_round(c, parts, n_parts, gaps, n_gaps);
+    print_round(c, parts, n_parts, watches ? gaps : NULL, n_tokens);
     return fflush(stdout) == 0;
 }
 
 static bool read_round(const char *line, int *n_tokens, int *n_parts) {
-    *n_parts = 1;
-    return (sscanf(line, "round %d %d", n_tokens, n_parts) == 2 || sscanf(line, "watch %d", n_tokens) == 1) &&
+    return (sscanf(line, "round %d %d", n_tokens, n_parts) == 2 ||
+            sscanf(line, "watch %d %d", n_tokens, n_parts) == 2) &&
            *n_tokens >= 1 && *n_tokens <= TOKENS_MAX && *n_parts >= 1 && *n_parts <= BENCH_PARTS_MAX;
 }
 

@@ -8,9 +8,10 @@ servers get the same prompts and as many threads as there are cores, and take tu
 server is stopped (SIGSTOP) and the engine is not asked. So each round has all sides at the same place of the same text, and on each the
 clock starts with the twelfth token after such a stop, when threads have found their cores and caches again. Engine and our server have
 the same settings. The client (bench/bench_serve.c) runs on the same cores and wakes up some three times in a part only, so that hardly
-anything of what is measured is its own work; the time between two tokens comes from rounds of their own, in which it looks at each.
+anything of what is measured is its own work; the time between two tokens comes from turns of their own, in which it looks at each, and
+of ours from their clean parts.
 
-A turn is six parts of about a twentieth of a second. Where a hypervisor takes a core away for some milliseconds a few times a second,
+A turn is eight parts of some 30 ms. Where a hypervisor takes a core away for some milliseconds a few times a second,
 hardly any turn as a whole has the cores for itself, but many a part has. Of a round count the parts that were clean (bench/rounds.py) on
 both engine and server, the same ones on both; its ratio is that of their sums. Medians and intervals of the rounds are those of
 bench/rounds.py. All processes are started anew a few times, since two engines that differ in nothing but their memory's place differ by
@@ -43,7 +44,7 @@ N_CTX = 1024
 PROMPT = 128
 TOKENS = N_CTX - PROMPT - 2     # that each request may make; then they are opened anew
 BATCHES = 1, 8
-PARTS, PART_S = 6, 0.05         # of a turn; seconds of each
+PARTS, PART_S = 8, 0.03         # of a turn; seconds of each
 # Starts of the processes: where one's memory lies is worth some percent; the first to start takes turns.
 ROUNDS, CASE_S, STARTS = 90, 180, 6
 QUICK_ROUNDS, QUICK_S, QUICK_STARTS = 24, 40, 2
@@ -70,7 +71,7 @@ class Server:
         return self.asked(f"round {n_tokens} {PARTS}")
 
     def watch(self, n_tokens):
-        return self.asked(f"watch {n_tokens}")
+        return self.asked(f"watch {n_tokens} {PARTS}")
 
     def asked(self, command):
         answer = self.client.ask(command)
@@ -157,10 +158,14 @@ def part_tokens(bare):
     return max(2, round(PART_S / statistics.median(paces) / bare.n_requests))
 
 
+def is_clean_part(part):
+    return is_clean({"seconds": part[1], "cpu_seconds": part[2]})
+
+
 def clean_parts(answers, names):
     """{name: seconds a token}, of the parts that were clean on all of these; None: there are none."""
     parts = {name: answers[name]["parts"] for name in names}
-    clean = [i for i in range(PARTS) if all(is_clean({"seconds": p[i][1], "cpu_seconds": p[i][2]}) for p in parts.values())]
+    clean = [i for i in range(PARTS) if all(is_clean_part(p[i]) for p in parts.values())]
     return {name: sum(p[i][1] for i in clean) / sum(p[i][0] for i in clean) for name, p in parts.items()} if clean else None
 
 
@@ -178,17 +183,17 @@ def measure(bare, servers, n_requests, plan, progress):
         progress.show(f"{n_requests} streams: {len(rounds)} of {wanted} rounds, {tried - len(rounds)} dropped")
         bare.catch_up(servers[0].done)
         answers, with_others = {}, tried % OTHERS_EVERY == 0
-        asked = sides if with_others else sides[:2]
-        for side in asked if tried % 2 == 0 else reversed(asked):
+        for side in sides[:2] if tried % 2 == 0 else reversed(sides[:2]):
             time.sleep(PAUSE_S)
             answers[side.name] = side.ask(n_tokens)
         tried += 1
+        watched = {server.name: server.watch(n_tokens) for server in servers if with_others}
+        answers |= {name: answer for name, answer in watched.items() if name not in answers}
         if clean := clean_parts(answers, (bare.name, OurServer.name)):
             rounds.append({name: answer["seconds"] / answer["tokens"] for name, answer in answers.items()} | clean)
-        for server in asked[1:] if with_others else []:
-            watched = server.watch(PARTS * n_tokens)
-            if is_clean(watched) or not isinstance(server, OurServer):
-                gaps[server.name] += watched["gaps"]
+        for name, answer in watched.items():
+            for part, between in zip(answer["parts"], answer["gaps"]):
+                gaps[name] += between if name != OurServer.name or is_clean_part(part) else []
     return rounds, gaps
 
 
