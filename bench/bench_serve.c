@@ -39,7 +39,7 @@ enum {
     WARM = 12 /* tokens; of bench_serve.py as well */
 };
 
-static const double NEAR = 1.5; /* tokens before the end */
+static const double NEAR = 0.7; /* tokens before the end */
 
 static const char MARK[] = "\"text\":\""; /* of a token, if what follows is not the end of the string */
 

@@ -7,11 +7,11 @@ Requests of 128 prompt tokens decode side by side, greedily; a token each a step
 servers get the same prompts and as many threads as there are cores, and take turns in the middle of their answers: between its turns a
 server is stopped (SIGSTOP) and the engine is not asked. So each round has all sides at the same place of the same text, and on each the
 clock starts with the twelfth token after such a stop, when threads have found their cores and caches again. Engine and our server have
-the same settings. The client (bench/bench_serve.c) runs on the same cores and wakes up some three times in a part only, so that hardly
+the same settings. The client (bench/bench_serve.c) runs on the same cores and wakes up twice in a part only, so that hardly
 anything of what is measured is its own work; the time between two tokens comes from turns of their own, in which it looks at each, and
 of ours from their clean parts.
 
-A turn is eight parts of some 30 ms. Where a hypervisor takes a core away for some milliseconds a few times a second,
+A turn is six parts of 30 to 40 ms. Where a hypervisor takes a core away for some milliseconds a few times a second,
 hardly any turn as a whole has the cores for itself, but many a part has. Of a round count the parts that were clean (bench/rounds.py) on
 both engine and server, the same ones on both; its ratio is that of their sums. Medians and intervals of the rounds are those of
 bench/rounds.py. All processes are started anew a few times, since two engines that differ in nothing but their memory's place differ by
@@ -44,9 +44,9 @@ N_CTX = 1024
 PROMPT = 128
 TOKENS = N_CTX - PROMPT - 2     # that each request may make; then they are opened anew
 BATCHES = 1, 8
-PARTS, PART_S = 8, 0.03         # of a turn; seconds of each
+PARTS, PART_S = 6, {1: 0.04, 8: 0.03}    # of a turn; seconds of each, of so many streams
 # Starts of the processes: where one's memory lies is worth some percent; the first to start takes turns.
-ROUNDS, CASE_S, STARTS = 90, 180, 6
+ROUNDS, CASE_S, STARTS = 150, 180, 6
 QUICK_ROUNDS, QUICK_S, QUICK_STARTS = 24, 40, 2
 WARM = 12                       # tokens of each stream before the clock starts; bench/bench_serve.c waits for as many
 LIKE_BARE = "--max-running", "32"       # a setting of bench/bench_engine.c
@@ -155,7 +155,7 @@ def llama_server(stack, model, n_vocab, progress):
 def part_tokens(bare):
     """Of each stream, in a part."""
     paces = [seconds / tokens for tokens, seconds, _ in bare.ask(2)["parts"]]
-    return max(2, round(PART_S / statistics.median(paces) / bare.n_requests))
+    return max(2, round(PART_S[bare.n_requests] / statistics.median(paces) / bare.n_requests))
 
 
 def is_clean_part(part):
