@@ -3,25 +3,27 @@
  *
  *     open PID PORT N PROMPT TOKENS VOCAB    close what is open; N streams of PROMPT prompt tokens and TOKENS
  *                                            tokens each, until each of them has begun
- *     round N                                N more tokens of everything that is open
- *     watch N                                the same, and the time between any two of the first stream
+ *     round N P                              N more tokens of everything that is open, P times: its parts
+ *     watch N P                              the same, and the time between any two of the first stream
  *
  * Between two commands the server is stopped (SIGSTOP), so that several of them and the bare engine take
  * turns within a fraction of a second, in the middle of their streams. A round begins with the twelfth token
- * after the stop, when threads have found their cores again, which no server in use has to do, and ends with
- * the N-th that follows, both seen as they come. Between them the client sleeps,
- * since it would run on the server's cores: it looks a few times, and at each of the last three tokens. A
- * round whose end it slept through says that it took no CPU time, so it does not count. `watch` looks at each
- * token.
+ * after the stop, when threads have found their cores again, which no server in use has to do. Each part
+ * begins where the one before ended and goes to the N-th token that follows, as it comes. Before that the
+ * client sleeps, since it would run on the server's cores: at the pace so far, and almost to the end. A part
+ * whose end it slept through says that it took no CPU time, so that it does not count, and the next one
+ * begins with the next token. `watch` looks at each token.
  * Only the first stream is looked at: the tokens of the others come in the same steps.
  *
  *     {"done": tokens of the first stream so far, "tokens": of all streams, "seconds": wall, "cpu_seconds":
- *      of the server and of this program, "gaps": [seconds between two tokens, …]}
+ *      of the server and of this program, "parts": [[tokens, seconds, cpu_seconds], …], "gaps": [of
+ *      each part of a watch, [seconds between two tokens, …]]}
  *
  * Errors: one line on stderr, status 1.
  */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <math.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -32,13 +34,12 @@
 
 enum {
     STREAMS_MAX = 64,
-    ROUND_MAX = 1024,
+    TOKENS_MAX = 1024, /* of a part */
     TIMEOUT_MS = 60000,
-    FIRST_NAP_NS = 10000000,
-    NAP_NS = 900000000,
-    WARM = 12, /* tokens; of bench_serve.py as well */
-    NEAR = 3   /* tokens */
+    WARM = 12 /* tokens; of bench_serve.py as well */
 };
+
+static const double NEAR = 0.7; /* tokens before the end */
 
 static const char MARK[] = "\"text\":\""; /* of a token, if what follows is not the end of the string */
 
@@ -52,6 +53,7 @@ typedef struct client {
     pid_t server;
     stream streams[STREAMS_MAX];
     int n;
+    double pace; /* seconds between two tokens; the fastest part of the round so far */
 } client;
 
 static bool fail(const char *what) {
@@ -149,60 +151,95 @@ static double cpu_seconds(const client *c) {
     return bench_seconds(server) + bench_seconds(CLOCK_PROCESS_CPUTIME_ID);
 }
 
-/* A part of the time until NEAR tokens before the end, at the pace so far, which the token that is being made
- * counts for: a round that is slept through is lost. */
-static void nap(int64_t n_made, int64_t n_left, double seconds) {
-    double ns = FIRST_NAP_NS;
-    if (n_made > 0) ns = 0.7e9 * seconds / (double)(n_made + 1) * (double)(n_left - NEAR);
-    nanosleep(&(struct timespec){.tv_nsec = ns < NAP_NS ? (long)ns : NAP_NS}, NULL);
+typedef struct part {
+    int64_t n_tokens; /* of the first stream */
+    double seconds, cpu_seconds;
+    int n_gaps;
+} part;
+
+/* Until n_tokens have almost come. */
+static void sleep_near(const client *c, int n_tokens) {
+    const double seconds = c->pace * (n_tokens - NEAR), whole = floor(seconds);
+    const struct timespec nap = {.tv_sec = (time_t)whole, .tv_nsec = (long)((seconds - whole) * 1e9)};
+    if (seconds > 0) nanosleep(&nap, NULL);
 }
 
-/* at: [n_tokens + 1] when how many of them had come; *n_at: how many times there are; *slept: the end came
- * during a nap. */
-static bool run_first(stream *first, int n_tokens, bool watches, double *at, int *n_at, bool *slept) {
+/* gaps: [n_tokens] the time between any two tokens; NULL: nobody wants them. */
+static bool run_part(client *c, int n_tokens, part *p, double *gaps) {
+    stream *first = &c->streams[0];
     const int64_t begin = first->n_tokens, end = begin + n_tokens;
-    *n_at = 0;
-    at[(*n_at)++] = bench_seconds(CLOCK_MONOTONIC);
-    while (!watches && first->n_tokens + NEAR < end) {
-        nap(first->n_tokens - begin, end - first->n_tokens, bench_seconds(CLOCK_MONOTONIC) - at[0]);
+    const double start = bench_seconds(CLOCK_MONOTONIC), cpu = cpu_seconds(c);
+    double last = start;
+    int n_gaps = 0;
+    if (!gaps) {
+        sleep_near(c, n_tokens);
         if (!take(first, false)) return false;
     }
-    *slept = first->n_tokens >= end;
-    if (*slept) at[(*n_at)++] = bench_seconds(CLOCK_MONOTONIC);
+    const bool slept = first->n_tokens >= end;
     while (first->n_tokens < end) {
         if (!wait_for(first, first->n_tokens + 1)) return false;
-        at[(*n_at)++] = bench_seconds(CLOCK_MONOTONIC);
+        const double now = bench_seconds(CLOCK_MONOTONIC);
+        if (gaps) gaps[n_gaps++] = now - last;
+        last = now;
     }
+    if (slept) last = bench_seconds(CLOCK_MONOTONIC);
+    *p = (part){first->n_tokens - begin, last - start, slept ? 0 : cpu_seconds(c) - cpu, n_gaps};
+    c->pace = fmin(c->pace, p->seconds / (double)p->n_tokens);
+    return !slept || wait_for(first, first->n_tokens + 1);
+}
+
+static void print_round(const client *c, const part *parts, int n_parts, const double *gaps, int n_tokens) {
+    part all = {0};
+    for (int i = 0; i < n_parts; i++) {
+        all.n_tokens += parts[i].n_tokens;
+        all.seconds += parts[i].seconds;
+        all.cpu_seconds += parts[i].cpu_seconds;
+    }
+    printf("{\"done\": %lld, \"tokens\": %lld, \"seconds\": %.6f, \"cpu_seconds\": %.6f, \"parts\": [",
+           (long long)c->streams[0].n_tokens, (long long)all.n_tokens * c->n, all.seconds, all.cpu_seconds);
+    for (int i = 0; i < n_parts; i++)
+        printf("%s[%lld, %.6f, %.6f]", i ? ", " : "", (long long)parts[i].n_tokens * c->n, parts[i].seconds,
+               parts[i].cpu_seconds);
+    fputs("], \"gaps\": [", stdout);
+    for (int i = 0; gaps && i < n_parts; i++) {
+        printf("%s[", i ? ", " : "");
+        for (int j = 0; j < parts[i].n_gaps; j++) printf("%s%.6f", j ? ", " : "", gaps[i * n_tokens + j]);
+        putchar(']');
+    }
+    puts("]}");
+}
+
+/* The pace is that of the second half. */
+static bool warm_up(client *c) {
+    stream *first = &c->streams[0];
+    if (!wait_for(first, first->n_tokens + WARM / 2)) return false;
+    const double start = bench_seconds(CLOCK_MONOTONIC);
+    const int64_t begin = first->n_tokens;
+    if (!wait_for(first, begin + WARM / 2)) return false;
+    c->pace = (bench_seconds(CLOCK_MONOTONIC) - start) / (double)(first->n_tokens - begin);
     return true;
 }
 
-static bool run_round(client *c, int n_tokens, bool watches) {
-    static double at[ROUND_MAX + 1];
-    stream *first = &c->streams[0];
-    int n_at;
-    bool slept;
+static bool run_round(client *c, int n_tokens, int n_parts, bool watches) {
+    static double gaps[BENCH_PARTS_MAX * TOKENS_MAX];
+    part parts[BENCH_PARTS_MAX];
     for (int i = 0; i < c->n; i++)
         if (!take(&c->streams[i], false)) return false;
     kill(c->server, SIGCONT);
-    if (!wait_for(first, first->n_tokens + WARM)) return false;
-    const int64_t begin = first->n_tokens;
-    const double cpu = cpu_seconds(c);
-    if (!run_first(first, n_tokens, watches, at, &n_at, &slept)) return false;
-    const double cpu_end = cpu_seconds(c);
+    if (!warm_up(c)) return false;
+    for (int i = 0; i < n_parts; i++)
+        if (!run_part(c, n_tokens, &parts[i], watches ? gaps + i * n_tokens : NULL)) return false;
     kill(c->server, SIGSTOP);
     for (int i = 1; i < c->n; i++)
         if (!take(&c->streams[i], false)) return false;
-    printf("{\"done\": %lld, \"tokens\": %lld, \"seconds\": %.6f, \"cpu_seconds\": %.6f, \"gaps\": [",
-           (long long)first->n_tokens, (long long)(first->n_tokens - begin) * c->n, at[n_at - 1] - at[0],
-           slept ? 0 : cpu_end - cpu);
-    for (int i = 1; watches && i < n_at; i++) printf("%s%.6f", i > 1 ? ", " : "", at[i] - at[i - 1]);
-    puts("]}");
+    print_round(c, parts, n_parts, watches ? gaps : NULL, n_tokens);
     return fflush(stdout) == 0;
 }
 
-static bool n_tokens_of(const char *line, int *n) {
-    return (sscanf(line, "round %d", n) == 1 || sscanf(line, "watch %d", n) == 1) && *n >= 1 &&
-           *n <= ROUND_MAX;
+static bool read_round(const char *line, int *n_tokens, int *n_parts) {
+    return (sscanf(line, "round %d %d", n_tokens, n_parts) == 2 ||
+            sscanf(line, "watch %d %d", n_tokens, n_parts) == 2) &&
+           *n_tokens >= 1 && *n_tokens <= TOKENS_MAX && *n_parts >= 1 && *n_parts <= BENCH_PARTS_MAX;
 }
 
 int main(void) {
@@ -210,15 +247,15 @@ int main(void) {
     char line[200];
     bool ok = true;
     while (ok && fgets(line, sizeof line, stdin)) {
-        int pid, port, n, n_prompt, n_tokens, n_vocab;
+        int pid, port, n, n_prompt, n_tokens, n_vocab, n_parts;
         errno = 0;
         if (sscanf(line, "open %d %d %d %d %d %d", &pid, &port, &n, &n_prompt, &n_tokens, &n_vocab) == 6 &&
             n >= 1 && n <= STREAMS_MAX) {
             close_all(&c);
             c.server = pid;
             ok = open_all(&c, port, n, n_prompt, n_tokens, n_vocab);
-        } else if (c.n && n_tokens_of(line, &n_tokens)) {
-            ok = run_round(&c, n_tokens, line[0] == 'w');
+        } else if (c.n && read_round(line, &n_tokens, &n_parts)) {
+            ok = run_round(&c, n_tokens, n_parts, line[0] == 'w');
         } else {
             ok = fail("none of the commands at the head of bench/bench_serve.c");
         }

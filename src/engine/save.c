@@ -12,6 +12,8 @@
  * A file is looked through from end to end before the cache sees any of it. The cache is used through a
  * sequence, as by a request: so what is loaded is indexed like what was computed.
  */
+#include "engine/save.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -61,10 +63,9 @@ static uint64_t front_sum(const uint8_t *file, size_t bytes) {
     return XXH3_64bits_digest(&state);
 }
 
-static paged_status fail_io(const work *w, const char *what) {
+static paged_status fail_io(paged_error *err, const char *name, const char *what) {
     char reason[128];
-    return paged__fail(w->err, PAGED_ERR_IO, "%s: %s: %s", w->name, what,
-                       strerror_r(errno, reason, sizeof reason));
+    return paged__fail(err, PAGED_ERR_IO, "%s: %s: %s", name, what, strerror_r(errno, reason, sizeof reason));
 }
 
 static paged_status begin(work *w, paged_engine *e, const char *name, paged_error *err) {
@@ -159,22 +160,29 @@ static bool write_all(int fd, const uint8_t *bytes, size_t n) {
 }
 
 /* Into a new file beside, which takes the name when all of it is durable. */
-static paged_status write_file(work *w, int dir_fd, size_t bytes) {
+paged_status paged__save_write(const paged__saving *saving, int dir_fd, const char *name, paged_error *err) {
     char beside[PAGED__NAME_MAX + 32];
-    snprintf(beside, sizeof beside, "%s.%d-%llx.tmp", w->name, (int)getpid(),
+    snprintf(beside, sizeof beside, "%s.%d-%llx.tmp", name, (int)getpid(),
              (unsigned long long)paged__now_ns());
-    w->fd = openat(dir_fd, beside, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (w->fd < 0) return fail_io(w, "cannot make a file beside it");
+    const int fd = openat(dir_fd, beside, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0) return fail_io(err, name, "cannot make a file beside it");
     paged_status s = PAGED_OK;
-    if (!write_all(w->fd, w->bytes, bytes) || fsync(w->fd) != 0) s = fail_io(w, "cannot write");
-    if (!s && renameat(dir_fd, beside, dir_fd, w->name) != 0) s = fail_io(w, "cannot take the name");
+    if (!write_all(fd, saving->bytes, saving->facts.file_bytes) || fsync(fd) != 0)
+        s = fail_io(err, name, "cannot write");
+    if (!s && renameat(dir_fd, beside, dir_fd, name) != 0) s = fail_io(err, name, "cannot take the name");
     if (s) unlinkat(dir_fd, beside, 0);
     if (!s && dir_fd >= 0) fsync(dir_fd); /* without it a crash leaves the file before, or none */
+    close(fd);
     return s;
 }
 
-static paged_status save(work *w, const int32_t *tokens, int32_t n_tokens, const char *salt, int dir_fd,
-                         paged_saved *out) {
+void paged__save_free(paged__saving *saving) {
+    paged__free(saving->bytes);
+    *saving = (paged__saving){0};
+}
+
+static paged_status make_file(work *w, const int32_t *tokens, int32_t n_tokens, const char *salt,
+                              paged__saving *out) {
     const int32_t size = w->e->config.block_size;
     int32_t n;
     paged_status s = open_sequence(w, tokens, n_tokens, salt, &n);
@@ -198,17 +206,18 @@ static paged_status save(work *w, const int32_t *tokens, int32_t n_tokens, const
     h.sum = front_sum(w->bytes, front);
     memcpy(w->bytes, &h, sizeof h);
     s = fill_blocks(w, w->bytes + front, n);
-    if (!s) s = write_file(w, dir_fd, bytes);
-    if (!s) *out = (paged_saved){.n_tokens = n, .file_bytes = bytes};
-    return s;
+    if (s) return s;
+    *out = (paged__saving){.bytes = w->bytes, .facts = {.n_tokens = n, .file_bytes = bytes}};
+    w->bytes = NULL;
+    return PAGED_OK;
 }
 
 static bool is_name(const char *name) {
     return name && name[0] && strlen(name) <= PAGED__NAME_MAX;
 }
 
-paged_status paged_engine_save(paged_engine *e, const int32_t *tokens, int32_t n_tokens, const char *salt,
-                               int dir_fd, const char *name, paged_saved *out, paged_error *err) {
+paged_status paged__save_take(paged_engine *e, const int32_t *tokens, int32_t n_tokens, const char *salt,
+                              const char *name, paged__saving *out, paged_error *err) {
     if (!e || !tokens || n_tokens < 1 || !is_name(name) || !out)
         return paged__fail(err, PAGED_ERR_INVALID_ARG, "engine, tokens (%d), name or out is not given",
                            n_tokens);
@@ -216,8 +225,18 @@ paged_status paged_engine_save(paged_engine *e, const int32_t *tokens, int32_t n
         return paged__fail(err, PAGED_ERR_TOO_LONG, "%d tokens; the context has %d", n_tokens, e->n_ctx);
     work w;
     paged_status s = begin(&w, e, name, err);
-    if (!s) s = save(&w, tokens, PAGED_MIN(n_tokens, e->n_ctx), salt, dir_fd, out);
+    if (!s) s = make_file(&w, tokens, PAGED_MIN(n_tokens, e->n_ctx), salt, out);
     end(&w);
+    return s;
+}
+
+paged_status paged_engine_save(paged_engine *e, const int32_t *tokens, int32_t n_tokens, const char *salt,
+                               int dir_fd, const char *name, paged_saved *out, paged_error *err) {
+    paged__saving saving = {0};
+    paged_status s = paged__save_take(e, tokens, n_tokens, salt, name, out ? &saving : NULL, err);
+    if (!s) s = paged__save_write(&saving, dir_fd, name, err);
+    if (!s) *out = saving.facts;
+    paged__save_free(&saving);
     return s;
 }
 
@@ -229,8 +248,8 @@ static paged_status read_file(work *w, int dir_fd, size_t *bytes) {
     w->fd = openat(dir_fd, w->name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (w->fd < 0 && errno == ENOENT)
         return paged__fail(w->err, PAGED_ERR_NOT_FOUND, "there is no %s", w->name);
-    if (w->fd < 0) return fail_io(w, errno == ELOOP ? "it is a link" : "cannot open");
-    if (fstat(w->fd, &info) != 0) return fail_io(w, "cannot look at it");
+    if (w->fd < 0) return fail_io(w->err, w->name, errno == ELOOP ? "it is a link" : "cannot open");
+    if (fstat(w->fd, &info) != 0) return fail_io(w->err, w->name, "cannot look at it");
     if (!S_ISREG(info.st_mode)) return paged__fail(w->err, PAGED_ERR_IO, "%s is not a regular file", w->name);
     const size_t size = (size_t)info.st_size,
                  most = front_bytes(w, (size_t)w->e->n_ctx) + padded(PAGED__FINGERPRINT_MAX) +
@@ -243,7 +262,7 @@ static paged_status read_file(work *w, int dir_fd, size_t *bytes) {
     for (size_t at = 0; at < size;) {
         const ssize_t k = read(w->fd, w->bytes + at, size - at);
         if (k < 0 && errno == EINTR) continue;
-        if (k < 0) return fail_io(w, "cannot read");
+        if (k < 0) return fail_io(w->err, w->name, "cannot read");
         if (k == 0)
             return paged__fail(w->err, PAGED_ERR_FORMAT, "%s ends at byte %zu of %zu", w->name, at, size);
         at += (size_t)k;

@@ -59,7 +59,7 @@ void paged_prompt_free(paged_prompt *prompt) {
 
 /* ---- variables ---- */
 
-static bool is_role(const char *role, size_t len) {
+bool paged__chat_is_role(const char *role, size_t len) {
     for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++)
         if (strlen(roles[i]) == len && memcmp(role, roles[i], len) == 0) return true;
     return false;
@@ -72,7 +72,7 @@ static paged_status check_messages(const paged_chat *chat, paged_error *err) {
                            chat->n_messages);
     for (int32_t i = 0; i < chat->n_messages; i++) {
         const paged_message *m = &chat->messages[i];
-        if (!m->role || !is_role(m->role, strlen(m->role)))
+        if (!m->role || !paged__chat_is_role(m->role, strlen(m->role)))
             return paged__fail(
                 err, PAGED_ERR_INVALID_ARG,
                 "message %d has the role \"%.40s\", not system, developer, user, assistant, tool or "
@@ -85,7 +85,8 @@ static paged_status check_messages(const paged_chat *chat, paged_error *err) {
 
 static void set_variables(const paged__chat_template *t, const paged_chat *chat, paged__j_run *run) {
     if (chat->messages_json)
-        paged__j_set_messages_json(run, chat->messages_json, strlen(chat->messages_json), is_role);
+        paged__j_set_messages_json(run, chat->messages_json, strlen(chat->messages_json),
+                                   paged__chat_is_role);
     else
         paged__j_set_messages(run, chat->messages, (size_t)chat->n_messages);
     paged__j_set_bool(run, "add_generation_prompt", chat->add_generation_prompt);

@@ -14,6 +14,9 @@ paged_status paged__chat_create(const char *text, const paged_tokenizer *tok, pa
                                 paged_error *err);
 void paged__chat_free(paged__chat_template *t); /* NULL is fine */
 
+/* Whether a message may have it. */
+bool paged__chat_is_role(const char *role, size_t len);
+
 /* As the public functions; t may be NULL: the model has none. */
 paged_status paged__chat_render(const paged__chat_template *t, const paged_chat *chat, paged_prompt *out,
                                 paged_error *err);

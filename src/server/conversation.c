@@ -539,8 +539,9 @@ static void on_listed(paged__server *s, visit *v) {
 
 static void create(paged__server *s, visit *v) {
     json_t *messages = json_object_get(v->body, "messages"), *salt = json_object_get(v->body, "cache_salt");
-    if (messages && !json_is_null(messages) && !paged__note_are_messages(messages)) {
-        refuse(s, v, 400, "messages", NULL, "messages must be a list of objects with role and content");
+    paged_error err = {0};
+    if (messages && !json_is_null(messages) && !paged__openai_check_messages(messages, &err)) {
+        refuse(s, v, err.status == PAGED_ERR_NO_MEMORY ? 503 : 400, "messages", NULL, "%s", err.message);
         return;
     }
     if (salt && !json_is_null(salt) &&

@@ -311,10 +311,10 @@ bool paged__http_query(const paged__http *h, const char *name, char *out, size_t
     for (const char *c = h->query; c && *c; c += strcspn(c, "&"), c += *c == '&') {
         if (strncmp(c, name, n) != 0 || c[n] != '=') continue;
         const size_t len = strcspn(c + n + 1, "&");
-        if (len >= capacity) return false;
-        memcpy(out, c + n + 1, len);
-        out[len] = 0;
-        return decode(out);
+        if (len < capacity) memcpy(out, c + n + 1, len);
+        out[len < capacity ? len : 0] = 0;
+        if (len >= capacity || !decode(out)) memcpy(out, "?", 2);
+        return true;
     }
     return false;
 }

@@ -62,7 +62,8 @@ void paged__http_reset(paged__http *http);
 /* The first header of that name, in any case of letters; NULL: none. */
 const char *paged__http_header(const paged__http *http, const char *name);
 
-/* The value of name in the query, decoded into out [capacity]; false: there is none, or it is too long. */
+/* The value of name in the query, decoded into out [capacity, at least 2]; "?" if it is too long or cannot be
+ * decoded, so that whoever looks at it finds no number and no name. False: there is none. */
 bool paged__http_query(const paged__http *http, const char *name, char *out, size_t capacity);
 
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "model/chat.h"
 
 enum {
     COMPLETION_TOKENS = 16, /* of /v1/completions where nobody says otherwise, as in the OpenAI API */
@@ -287,6 +288,20 @@ static bool take_message(const json_t *message, int32_t index, paged_message *ou
     if (!take_content(json_object_get(message, "content"), index, &content, err)) return false;
     /* The newer name of the same role. */
     *out = (paged_message){strcmp(role, "developer") == 0 ? "system" : role, content};
+    return true;
+}
+
+bool paged__openai_check_messages(const json_t *list, paged_error *err) {
+    if (!json_is_array(list)) REFUSE(INVALID_ARG, "messages must be a list of objects with role and content");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *role = json_object_get(json_array_get(list, i), "role");
+        paged_message message;
+        if (!take_message(json_array_get(list, i), (int32_t)i, &message, err)) return false;
+        paged__free((void *)(uintptr_t)message.content);
+        if (!paged__chat_is_role(json_string_value(role), json_string_length(role)))
+            REFUSE(INVALID_ARG, "message %zu has the role \"%.40s\", which is none", i,
+                   json_string_value(role));
+    }
     return true;
 }
 

@@ -52,6 +52,10 @@ void paged__openai_free(paged__openai_request *request);
 bool paged__openai_messages(const paged__openai_world *world, const json_t *body, const char **param,
                             int32_t **tokens, int32_t *n_tokens, char **text, paged_error *err);
 
+/* Whether each of a list of messages may be one of a request. False: err (INVALID_ARG, UNSUPPORTED,
+ * NO_MEMORY) says why not. */
+bool paged__openai_check_messages(const json_t *list, paged_error *err);
+
 /* Puts `known` in place of the tokens that prompt begins with, if both are the same bytes up to a border of
  * tokens: an answer's own tokens need not be those that its text gives, and the cache knows them only. False:
  * they are not, or there is no memory; the prompt is as before. */

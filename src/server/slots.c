@@ -1,5 +1,6 @@
 /* server/slots.c: see slots.h. A slot's text is kept as tokens; keys and values are the engine's, which may
- * have evicted them by the time somebody saves. Steps wait while a file is written or read.
+ * have evicted them by the time somebody saves. Steps wait while they are copied, not while the copy is
+ * written, by the keeper's thread; and while a file is read.
  *
  * Names of files come from clients. They never become paths: 1 … 200 bytes of [0-9A-Za-z._-] that do not
  * begin with a dot, in a directory that was opened when the server began. */
@@ -13,6 +14,8 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "engine/save.h"
+#include "server/keeper.h"
 #include "server/route.h"
 
 enum { NAME_BYTES = 200 };
@@ -144,20 +147,28 @@ void paged__slots_end(paged__server *server, int32_t i) {
 
 /* ---- files ---- */
 
+/* What is asked for, and how it went. */
 typedef struct action {
+    paged__job job;    /* of a save: its file is written while steps go on */
+    paged__conn *conn; /* NULL: the client has left */
     paged__slots *slots;
     slot *slot;
-    const char *name, *salt;
+    int32_t i; /* the slot's number */
+    char name[NAME_BYTES + 1];
+    const char *salt;
     int32_t n_ctx;
+    uint64_t start_ns;
+    paged__saving saving;
     paged_saved done;
     paged_error err;
     paged_status status;
 } action;
 
-static void save(paged_engine *e, void *user) {
+static void take(paged_engine *e, void *user) {
     action *a = user;
-    a->status = paged_engine_save(e, a->slot->tokens, PAGED_MIN(a->slot->n_tokens, a->n_ctx + 1),
-                                  a->slot->salt, a->slots->dir_fd, a->name, &a->done, &a->err);
+    a->status = paged__save_take(e, a->slot->tokens, PAGED_MIN(a->slot->n_tokens, a->n_ctx + 1),
+                                 a->slot->salt, a->name, &a->saving, &a->err);
+    a->done = a->saving.facts;
 }
 
 static void restore(paged_engine *e, void *user) {
@@ -173,6 +184,61 @@ static void restore(paged_engine *e, void *user) {
     paged__free(tokens);
 }
 
+static void reply(paged__conn *c, const action *a, bool saves) {
+    const double ms = (double)(paged__now_ns() - a->start_ns) * 1e-6;
+    if (a->status == PAGED_ERR_NOT_FOUND)
+        paged__reply_error(c, 404, "filename", "not_found", "%s", a->err.message);
+    else if (a->status)
+        paged__reply_status(c, &a->err, "filename");
+    else
+        paged__reply_json(c, 200,
+                          json_pack("{s:i, s:s, s:i, s:I, s:{s:f}}", "id_slot", (int)a->i, "filename",
+                                    a->name, saves ? "n_saved" : "n_restored", (int)a->done.n_tokens,
+                                    saves ? "n_written" : "n_read", (json_int_t)a->done.file_bytes, "timings",
+                                    saves ? "save_ms" : "restore_ms", ms));
+}
+
+static void on_gone(paged__conn *conn) {
+    action *a = conn->work;
+    a->conn = NULL;
+}
+
+static void write_saving(const paged_notes *notes, paged__job *job) {
+    action *a = (action *)(void *)job;
+    (void)notes;
+    a->status = paged__save_write(&a->saving, a->slots->dir_fd, a->name, &a->err);
+}
+
+static void on_written(paged__server *server, paged__job *job) {
+    action *a = (action *)(void *)job;
+    paged__conn *c = a->conn;
+    (void)server;
+    if (c) reply(c, a, true);
+    paged__save_free(&a->saving);
+    paged__free(a);
+}
+
+/* `with` is what was asked for; its own memory is gone before the file is written. */
+static void save(paged__conn *c, const action *with) {
+    action *a = paged__alloc(1, sizeof *a);
+    if (!a) {
+        paged__reply_error(c, 503, NULL, NULL, "no memory for a file");
+        return;
+    }
+    *a = *with;
+    a->job = (paged__job){.work = write_saving, .done = on_written};
+    const bool looked = paged__server_look(c->server, take, a);
+    c->work = a;
+    c->on_gone = on_gone;
+    if (looked && !a->status && paged__keeper_ask(c->server->keeper, &a->job)) return;
+    if (looked && a->status)
+        reply(c, a, true);
+    else
+        paged__reply_busy(c);
+    paged__save_free(&a->saving);
+    paged__free(a);
+}
+
 static bool is_name(const json_t *name) {
     static const char allowed[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ._-";
     const char *text = json_string_value(name);
@@ -184,12 +250,13 @@ static void with_file(paged__conn *c, paged__slots *slots, int32_t i, bool saves
     json_t *body = paged__body_json(c);
     if (!body) return;
     const json_t *name = json_object_get(body, "filename"), *salt = json_object_get(body, "cache_salt");
-    action a = {.slots = slots,
+    action a = {.conn = c,
+                .slots = slots,
                 .slot = &slots->all[i],
-                .name = json_string_value(name),
+                .i = i,
                 .salt = json_string_value(salt),
-                .n_ctx = c->server->info.n_ctx};
-    const uint64_t start = paged__now_ns();
+                .n_ctx = c->server->info.n_ctx,
+                .start_ns = paged__now_ns()};
     if (!is_name(name)) {
         paged__reply_error(c, 400, "filename", "invalid_name",
                            "filename must be 1 … %d characters of 0-9 A-Z a-z . _ - and not begin with a dot",
@@ -198,20 +265,14 @@ static void with_file(paged__conn *c, paged__slots *slots, int32_t i, bool saves
         paged__reply_error(c, 400, "cache_salt", NULL, "cache_salt must be a string without NUL");
     } else if (saves && a.slot->n_tokens == 0) {
         paged__reply_error(c, 400, NULL, "empty_slot", "nothing has run in slot %d yet", i);
-    } else if (!paged__server_look(c->server, saves ? save : restore, &a)) {
-        paged__reply_busy(c);
     } else {
-        const double ms = (double)(paged__now_ns() - start) * 1e-6;
-        if (a.status == PAGED_ERR_NOT_FOUND)
-            paged__reply_error(c, 404, "filename", "not_found", "%s", a.err.message);
-        else if (a.status)
-            paged__reply_status(c, &a.err, "filename");
+        snprintf(a.name, sizeof a.name, "%s", json_string_value(name));
+        if (saves)
+            save(c, &a);
+        else if (paged__server_look(c->server, restore, &a))
+            reply(c, &a, false);
         else
-            paged__reply_json(c, 200,
-                              json_pack("{s:i, s:s, s:i, s:I, s:{s:f}}", "id_slot", (int)i, "filename",
-                                        a.name, saves ? "n_saved" : "n_restored", (int)a.done.n_tokens,
-                                        saves ? "n_written" : "n_read", (json_int_t)a.done.file_bytes,
-                                        "timings", saves ? "save_ms" : "restore_ms", ms));
+            paged__reply_busy(c);
     }
     json_decref(body);
 }

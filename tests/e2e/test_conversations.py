@@ -77,6 +77,16 @@ def test_titles_pins_and_expiry(server):
     assert server.request("GET", path)[0] == 404 and server.request("PATCH", path, {"pinned": True})[0] == 404
 
 
+@pytest.mark.parametrize("message", [
+    {"role": "", "content": "x"}, {"role": "poet", "content": "x"}, {"role": "user", "content": [{"\u0093": None}]}, {"role": "user", "content": None},
+    {"role": "user", "content": [{"type": "image_url", "text": "x"}]}, {"role": "assistant", "content": "", "tool_calls": [{}]}, {"content": "x"}, "user"])
+def test_only_messages_of_a_chat_are_kept(server, message):
+    for messages in ([message], [SYSTEM, message], message):
+        status, _, value = server.request("POST", "/v1/conversations", {"messages": messages})
+        assert (status, value["error"]["param"]) == (400, "messages")
+    assert server.post("/v1/conversations", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]})["n_messages"] == 1
+
+
 def test_the_list_has_pages(server):
     paths = [begin(server, title=f"Number {i}") for i in range(5)]
     ids = [p.rsplit("/", 1)[1] for p in paths]
@@ -86,8 +96,10 @@ def test_the_list_has_pages(server):
     assert [c["id"] for c in first["data"]] == newest[:2] and first["has_more"] and "messages" not in first["data"][0]
     rest = server.get(f"/v1/conversations?limit=3&after={newest[1]}")
     assert [c["id"] for c in rest["data"]] == newest[2:]
-    for wrong in ("0", "-1", "x", "1001"):
+    for wrong in ("0", "-1", "x", "1001", "-1.8628063949876216e-47", "%zz", "", "0" * 30 + "1"):
         assert server.request("GET", f"/v1/conversations?limit={wrong}")[0] == 400
+    for unknown in ("x", "x" * 100, "%zz"):
+        assert server.get(f"/v1/conversations?after={unknown}")["data"] == []
     for p in paths:
         assert server.request("DELETE", p)[0] == 200
     assert server.request("DELETE", paths[0])[0] == 404

@@ -4,6 +4,9 @@ at after each refusal."""
 import json
 import os
 import socket
+import subprocess
+import threading
+import time
 
 import pytest
 import serving
@@ -84,6 +87,50 @@ def test_slots_are_saved_and_restored(path, tmp_path):
             assert status == 400 and "bad" in value["error"]["message"], value
             server.wait_idle()
         assert ask(server)[0] == text
+
+
+# A disk that is slow as long as a file is there.
+SLOW_DISK = """#include <stdlib.h>
+#include <unistd.h>
+int fsync(int fd) { (void)fd; while (access(getenv("SLOW_DISK"), F_OK) == 0) usleep(1000); return 0; }
+"""
+
+
+def test_others_are_answered_while_a_file_is_written(path, tmp_path):
+    folder, slow, library = tmp_path / "in", tmp_path / "slow", tmp_path / "slow_disk.so"
+    folder.mkdir()
+    subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=SLOW_DISK, text=True, check=True)
+    env = {"LD_PRELOAD": str(library), "SLOW_DISK": str(slow), "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}
+    with serving.Server(path, "--slot-save-path", folder, "--max-running", 2, env=env) as server:
+        text, _, n_prompt = ask(server, id_slot=0)
+        slow.touch()
+        answers = []
+        saver = threading.Thread(target=lambda: answers.append(slot(server, "save", {"filename": "a"})))
+        saver.start()
+        with server.connect() as leaver:  # its file is written all the same
+            leaver.sendall(serving.raw_request("/slots/0?action=save", {"filename": "b"}))
+            server.get("/health")
+            deadline = time.monotonic() + 60
+            while not any(name.startswith("a.") for name in os.listdir(folder)) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            # Others are answered, that slot goes on, and what it has then is not in the file.
+            assert ask(server, id_slot=0, max_tokens=20)[0].startswith(text) and ask(server, id_slot=1)[0] == text
+        assert not answers and os.listdir(folder) == [name for name in os.listdir(folder) if name.endswith(".tmp")]
+        slow.unlink()
+        saver.join(60)
+        assert answers[0][0] == 200 and n_prompt < answers[0][1]["n_saved"] <= n_prompt + ASK["max_tokens"], answers
+        while not (folder / "b").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (folder / "a").read_bytes() == (folder / "b").read_bytes()
+        server.wait_idle()
+        slow.touch()
+        leaver = server.connect()
+        leaver.sendall(serving.raw_request("/slots/0?action=save", {"filename": "c"}))
+        while not any(name.startswith("c.") for name in os.listdir(folder)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        leaver.close()
+        threading.Timer(0.2, slow.unlink).start()
+    assert sorted(os.listdir(folder)) == ["a", "b", "c"]  # the end waits for it
 
 
 def flip(data, at):
