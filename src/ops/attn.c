@@ -269,7 +269,7 @@ static paged_status check_batch(const paged_attn_config *c, const paged_batch *b
 }
 
 static paged_status check_seq(const paged_attn_config *c, const paged_batch *batch, int32_t seq,
-                              const paged_kv *kv, paged_error *err) {
+                              const paged_kv *kv, paged__blocks_exist *exist, paged_error *err) {
     const paged_tables *t = &batch->tables;
     int32_t q_begin = batch->cu_seqlens_q[seq], q_end = batch->cu_seqlens_q[seq + 1],
             n_keys = t->seqlens_k[seq];
@@ -281,7 +281,7 @@ static paged_status check_seq(const paged_attn_config *c, const paged_batch *bat
         return paged__fail(err, PAGED_ERR_LIMIT, "sequence %d: %d keys, made for %d", seq, n_keys, c->max_k);
     /* The first key that any query sees. */
     int32_t first = c->window ? PAGED_MAX(n_keys - (q_end - q_begin) + 1 - c->window, 0) : 0;
-    return paged__tables_check_seq(kv, t, seq, q_end == q_begin ? n_keys : first, err);
+    return paged__tables_check_seq(kv, t, seq, q_end == q_begin ? n_keys : first, exist, err);
 }
 
 /* ---- plan: cascade ---- */
@@ -338,12 +338,12 @@ static paged_status check_shared(const paged_attn_config *c, const paged_batch *
 }
 
 paged_status paged__attn_check(const paged_attn_config *c, const paged_batch *batch, const paged_kv *kv,
-                               paged_error *err) {
+                               paged__blocks_exist *exist, paged_error *err) {
     int32_t n_shared_q = 0;
     paged_status status = check_kv(c, batch, kv, err);
     if (!status) status = check_batch(c, batch, kv, err);
     for (int32_t seq = 0; !status && seq < batch->tables.n_seqs; seq++)
-        status = check_seq(c, batch, seq, kv, err);
+        status = check_seq(c, batch, seq, kv, exist, err);
     for (int32_t i = 0; i < batch->n_shared && !status; i++)
         status = check_shared(c, batch, kv, i, &n_shared_q, err);
     return status;
@@ -471,7 +471,7 @@ paged_status paged_attn_plan(paged_attn *attn, const paged_batch *batch, const p
     attn->needs_merge = attn->is_claimed = false;
     attn->n_claimed = 0;
     attn->n_done = 0;
-    paged_status status = paged__attn_check(&attn->config, batch, kv, err);
+    paged_status status = paged__attn_check(&attn->config, batch, kv, attn->kernels->blocks_exist, err);
     if (status) return status;
     attn->tables = batch->tables;
     attn->cu_seqlens_q = batch->cu_seqlens_q;

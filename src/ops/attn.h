@@ -129,11 +129,11 @@ struct paged_attn {
 };
 
 /* What create and plan refuse, for whoever computes attention: the configuration, with its defaults filled
- * in; a batch against it. */
+ * in; a batch against it, where `exist` may be NULL. */
 paged_status paged__attn_config_check(const paged_attn_config *config, paged_attn_config *out,
                                       paged_error *err);
 paged_status paged__attn_check(const paged_attn_config *config, const paged_batch *batch, const paged_kv *kv,
-                               paged_error *err);
+                               paged__blocks_exist *exist, paged_error *err);
 
 /* Whether the items of the entry are splits of a head. */
 static inline bool paged__entry_can_cut(const paged_attn *attn, const paged__entry *entry) {

@@ -237,7 +237,7 @@ static paged_status check_gather(const paged_kv *kv, const paged_tables *t, int3
     if (!status) status = paged__tables_check(kv, t, err);
     if (status) return status;
     if (seq < 0 || seq >= t->n_seqs) INVALID("sequence %d of %d", seq, t->n_seqs);
-    status = paged__tables_check_seq(kv, t, seq, t->first_k ? t->first_k[seq] : 0, err);
+    status = paged__tables_check_seq(kv, t, seq, t->first_k ? t->first_k[seq] : 0, NULL, err);
     if (status) return status;
     int64_t n_blocks = ((int64_t)t->seqlens_k[seq] + kv->block_size - 1) / kv->block_size;
     if (n_blocks > to->n_blocks)

@@ -115,6 +115,8 @@ typedef struct paged__kernels {
     void (*merge)(float *acc, float a, const float *part, float b, int32_t n);
     void (*divide)(float *out, const float *o, float l,
                    int32_t n); /* out[n] = o / l or o * (1 / l), never -0 */
+    /* paged__blocks_exist of tables.h; NULL: plain C. */
+    bool (*blocks_exist)(const int32_t *blocks, int32_t n, int32_t n_blocks);
     /* On 64 scores, see scores.h. NULL: those of paged__kernels_ref. */
     void (*softcap)(float *s, float cap);
     void (*alibi)(float *s, float slope, int32_t first);
@@ -240,6 +242,7 @@ void paged__pack_k_f16_avx512(void *tile, const void *const *rows, int32_t head_
 void paged__pack_k_f32_avx512(void *tile, const void *const *rows, int32_t head_dim);
 void paged__pack_k_bf16_avx512(void *tile, const void *const *rows, int32_t head_dim);
 void paged__pack_v_bf16_avx512(void *tile, const void *const *rows, int32_t head_dim);
+bool paged__blocks_exist_avx512(const int32_t *blocks, int32_t n, int32_t n_blocks);
 void paged__merge_avx512(float *acc, float a, const float *part, float b, int32_t n);
 void paged__divide_avx512(float *out, const float *o, float l, int32_t n);
 void paged__to_f32_bf16_avx512(float *dst, const void *src, int64_t n);

@@ -53,9 +53,11 @@ static paged_status check_tail(const paged_kv *kv, const paged_tables *t, int32_
 
 /* Entries begin … end - 1 of a table; the first that names no block, or end. A plan reads every entry, so
  * they are looked at in bulk, by a union of signs (of b, and of n_blocks - 1 - b) that compilers turn into
- * vectors. */
-static int32_t first_bad(const int32_t *blocks, int32_t begin, int32_t end, int32_t n_blocks) {
+ * vectors, where there is no `exist`. */
+static int32_t first_bad(const int32_t *blocks, int32_t begin, int32_t end, int32_t n_blocks,
+                         paged__blocks_exist *exist) {
     enum { BULK = 64 };
+    if (exist && begin < end && exist(blocks + begin, end - begin, n_blocks)) return end;
     for (; end - begin >= BULK; begin += BULK) {
         uint32_t signs = 0;
         for (int32_t i = 0; i < BULK; i++) {
@@ -69,13 +71,13 @@ static int32_t first_bad(const int32_t *blocks, int32_t begin, int32_t end, int3
 }
 
 static paged_status check_entries(const paged_kv *kv, const paged_tables *t, int32_t seq, int32_t first,
-                                  paged_error *err) {
+                                  paged__blocks_exist *exist, paged_error *err) {
     int64_t row = t->rows ? t->rows[seq] : seq;
     int32_t n_keys = t->seqlens_k[seq], last_block = (n_keys - 1) / kv->block_size;
     bool has_tail = false;
     for (int32_t head = 0; head < (t->head_stride ? kv->n_kv_heads : 1); head++) {
         const int32_t *blocks = t->blocks + row * t->seq_stride + head * t->head_stride;
-        int32_t bad = first_bad(blocks, first / kv->block_size, last_block + 1, kv->n_blocks);
+        int32_t bad = first_bad(blocks, first / kv->block_size, last_block + 1, kv->n_blocks, exist);
         if (bad == last_block && blocks[bad] == -1 && t->tail_tiles)
             has_tail = true;
         else if (bad <= last_block)
@@ -87,7 +89,7 @@ static paged_status check_entries(const paged_kv *kv, const paged_tables *t, int
 }
 
 paged_status paged__tables_check_seq(const paged_kv *kv, const paged_tables *t, int32_t seq, int32_t first,
-                                     paged_error *err) {
+                                     paged__blocks_exist *exist, paged_error *err) {
     int32_t n_keys = t->seqlens_k[seq], first_k = t->first_k ? t->first_k[seq] : 0;
     if (n_keys < 0) INVALID("sequence %d: seqlens_k is %d", seq, n_keys);
     if (n_keys > (int64_t)t->max_blocks * kv->block_size)
@@ -99,7 +101,7 @@ paged_status paged__tables_check_seq(const paged_kv *kv, const paged_tables *t, 
     if (first >= n_keys) return PAGED_OK; /* nothing is read */
     if (first < first_k) INVALID("sequence %d: key %d is needed, but first_k is %d", seq, first, first_k);
     if (!kv->k || !kv->v) INVALID("%s of the cache is NULL", kv->k ? "v" : "k");
-    return check_entries(kv, t, seq, first, err);
+    return check_entries(kv, t, seq, first, exist, err);
 }
 
 paged__table paged__table_of(const paged_kv *kv, const paged_tables *t, int32_t seq, int32_t head) {

@@ -24,9 +24,13 @@ paged_status paged__kv_check_tabled(const paged_kv *kv, const paged_tables *tabl
 /* Strides and pointers, for a cache whose shape is right. */
 paged_status paged__tables_check(const paged_kv *kv, const paged_tables *t, paged_error *err);
 
-/* Length, row, and every entry for the keys first … seqlens_k - 1; none is read if first ≥ seqlens_k. */
+/* Whether n entries all name a block: they are in 0 … n_blocks - 1. Of the kernels (ops.h). */
+typedef bool paged__blocks_exist(const int32_t *blocks, int32_t n, int32_t n_blocks);
+
+/* Length, row, and every entry for the keys first … seqlens_k - 1; none is read if first ≥ seqlens_k. `exist`
+ * may be NULL. */
 paged_status paged__tables_check_seq(const paged_kv *kv, const paged_tables *t, int32_t seq, int32_t first,
-                                     paged_error *err);
+                                     paged__blocks_exist *exist, paged_error *err);
 
 /* For a checked sequence. */
 paged__table paged__table_of(const paged_kv *kv, const paged_tables *t, int32_t seq, int32_t head);

@@ -468,6 +468,42 @@ static void check_refused(setting *s, paged_status status, const char *says, int
         check_refused(&s, PAGED_ERR_##status, says, __LINE__);                                               \
     } while (0)
 
+/* Tables are read in bulk: a wrong entry is found wherever it lies, and what lies behind the last one is not
+ * looked at. */
+static void plan_reads_entries(void) {
+    enum { N = 150 };
+    static const int32_t wrong[] = {-1, N, INT32_MIN, INT32_MAX};
+    static setting s;
+    setting_init(&s);
+    int32_t blocks[N + 32];
+    s.kv.n_blocks = N;
+    s.config.max_k = N * 16;
+    s.batch.tables.blocks = blocks;
+    s.batch.tables.n_seqs = 1;
+    s.batch.tables.max_blocks = N;
+    EACH_ISA(isa) {
+        paged_attn *attn;
+        CHECK_EQ(paged_attn_create(&s.config, &attn, NULL), PAGED_OK);
+        for (int32_t n = 1; n <= N; n++) {
+            for (int32_t i = 0; i < N + 32; i++) blocks[i] = i < n ? (i * 7) % N : -1;
+            s.n_keys[0] = n * 16;
+            CHECK_EQ(paged_attn_plan(attn, &s.batch, &s.kv, NULL), PAGED_OK);
+            for (int32_t at = 0; at < n; at++) {
+                char says[64];
+                int32_t kept = blocks[at];
+                blocks[at] = wrong[(at + n) % 4];
+                snprintf(says, sizeof says, "entry %d of its table is %d,", at, blocks[at]);
+                paged_error err = {.status = PAGED_OK};
+                CHECK_EQ(paged_attn_plan(attn, &s.batch, &s.kv, &err), PAGED_ERR_INVALID_ARG);
+                CHECK(strstr(err.message, says) != NULL);
+                blocks[at] = kept;
+            }
+        }
+        paged_attn_free(attn);
+    }
+    paged_cpu_mask(~0u);
+}
+
 static void plan_refuses(void) {
     paged_cpu_mask(~0u);
     REFUSED(s.blocks[0][2] = 8, INVALID_ARG, "sequence 0 (row 0, KV head 0): entry 2 of its table is 8");
@@ -700,6 +736,7 @@ static void names_its_kernels(void) {
     X(strides_and_scale)                                                                                     \
     X(real_threads)                                                                                          \
     X(sample_kernel_is_wrong)                                                                                \
+    X(plan_reads_entries)                                                                                    \
     X(plan_refuses)                                                                                          \
     X(plan_refuses_windows_and_tails)                                                                        \
     X(plan_refuses_cascades)                                                                                 \

@@ -200,8 +200,9 @@ static void qk_few(const paged__step *step) {
     }
 }
 
+/* Rows of one block are few: a step of them takes less time than its K and V take to come from memory. */
 static void qk(const paged__step *step) {
-    if (step->n_rows <= PAGED__FEW_ROWS) {
+    if (step->n_rows <= ROWS) {
         qk_few(step);
         return;
     }
@@ -382,7 +383,7 @@ static void pv(const paged__step *step) {
                 last++;
         }
         find_values(step, seen, &v);
-        if (step->n_rows <= PAGED__FEW_ROWS)
+        if (step->n_rows <= ROWS)
             pv_few(step, &v, r, last);
         else
             pv_many(step, &v, r, last);
@@ -424,7 +425,7 @@ static void attend_blocks(const paged__step *step, const values *v) {
 static void attend(const paged__step *step) {
     values v;
     paged__range seen;
-    if (find_common(step, &seen)) {
+    if (step->n_rows > ROWS && find_common(step, &seen)) {
         find_values(step, seen, &v);
         attend_blocks(step, &v);
         return;
@@ -455,5 +456,6 @@ const paged__kernels paged__kernels_amx = {.name = "amx",
                                                   [PAGED_TYPE_I8] = &paged__avx512_vnni_i8},
                                            .merge = paged__merge_avx512,
                                            .divide = paged__divide_avx512,
+                                           .blocks_exist = paged__blocks_exist_avx512,
                                            .softcap = paged__softcap,
                                            .alibi = paged__alibi};

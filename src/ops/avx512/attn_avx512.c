@@ -548,6 +548,24 @@ const paged__type_kernels paged__avx512_f32 = {ENTRY(f32), .attend = attend, .pa
 const paged__type_kernels paged__avx512_bf16 = {ENTRY(bf16), .pack_v = paged__pack_v_bf16_avx512,
                                                 .widen_k = widen_k_bf16, .widen_v = widen_v_bf16};
 
+/* A table is read once a plan, so this is as long as it takes to load it. */
+bool paged__blocks_exist_avx512(const int32_t *blocks, int32_t n, int32_t n_blocks) {
+    const __m512i end = _mm512_set1_epi32(n_blocks);
+    __mmask16 good = 0xffff;
+    int32_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        __mmask16 a = _mm512_cmplt_epu32_mask(_mm512_loadu_si512(blocks + i), end);
+        __mmask16 b = _mm512_cmplt_epu32_mask(_mm512_loadu_si512(blocks + i + 16), end);
+        good = (__mmask16)(good & a & b);
+    }
+    for (; i < n; i += 16) {
+        const __mmask16 left = (__mmask16)(0xffffu >> (16 - PAGED_MIN(n - i, 16)));
+        __m512i e = _mm512_maskz_loadu_epi32(left, blocks + i);
+        good = (__mmask16)(good & (~left | _mm512_mask_cmplt_epu32_mask(left, e, end)));
+    }
+    return good == 0xffff;
+}
+
 const paged__kernels paged__kernels_avx512 = {
     .name = "avx512",
     .of = {[PAGED_TYPE_F16] = &paged__avx512_f16,
@@ -556,6 +574,7 @@ const paged__kernels paged__kernels_avx512 = {
            [PAGED_TYPE_I8] = &paged__avx2_i8},
     .merge = paged__merge_avx512,
     .divide = paged__divide_avx512,
+    .blocks_exist = paged__blocks_exist_avx512,
     .softcap = paged__softcap,
     .alibi = paged__alibi,
 };
@@ -568,6 +587,7 @@ const paged__kernels paged__kernels_avx512_vnni = {
            [PAGED_TYPE_I8] = &paged__avx512_vnni_i8},
     .merge = paged__merge_avx512,
     .divide = paged__divide_avx512,
+    .blocks_exist = paged__blocks_exist_avx512,
     .softcap = paged__softcap,
     .alibi = paged__alibi,
 };

@@ -491,5 +491,6 @@ const paged__kernels paged__kernels_avx512_bf16 = {.name = "avx512_bf16",
                                                           [PAGED_TYPE_I8] = &paged__avx512_vnni_i8},
                                                    .merge = paged__merge_avx512,
                                                    .divide = paged__divide_avx512,
+                                                   .blocks_exist = paged__blocks_exist_avx512,
                                                    .softcap = paged__softcap,
                                                    .alibi = paged__alibi};

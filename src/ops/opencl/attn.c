@@ -427,7 +427,7 @@ paged_status paged_cl_attn_plan(paged_cl_attn *a, const paged_batch *batch, cons
     a->n_q = 0;
     a->n_entries = a->n_items = a->n_merges = 0;
     a->n_states = 0;
-    paged_status s = paged__attn_check(&a->config, batch, kv, err);
+    paged_status s = paged__attn_check(&a->config, batch, kv, NULL, err);
     if (!s) s = locate(a, kv, &place, err);
     bool has_room = true;
     const int32_t n_seqs = s ? 0 : batch->tables.n_seqs;
