@@ -8,9 +8,10 @@
  *                 ("memory"), by a new engine from files that the system has forgotten ("disk") and from
  *                 files that it was not told to forget ("warm"); by one from Redis ("redis", if there is
  *                 one); "cached": tokens that were not computed
- *     slow ID     seconds of the same work (prompts, then tokens of several requests) by an engine without a
- *                 store ("plain") and by one that writes all its blocks ("writing"), with the CPU seconds of
- *                 both, those of the writing's end included
+ *     slow ID P N seconds of the same work (prompts of P tokens, then N tokens of several requests) by an
+ *                 engine without a store ("plain") and by one that writes all its blocks ("writing"), with
+ *                 the CPU seconds of both, the blocks that the work fills ("made") and those that were
+ *                 written in the time of the second ("written")
  *     write MIB   writes so much, in records of the model's size, into a new store, until it is durable
  *     read        reads it all, once the system has forgotten it, as an engine does: prompt by prompt, each
  *                 looked for and announced first
@@ -28,7 +29,7 @@
 #include "paged/file_store.h"
 #include "paged/redis_store.h"
 
-enum { BLOCK_SIZE = 16, N_DECODE = 48, N_REQUESTS = 4, PROMPT = 256, FLUSH_MS = 50 };
+enum { BLOCK_SIZE = 16, N_REQUESTS = 4, WORK_MAX = 304 /* tokens of a request */, FLUSH_MS = 50 };
 enum { PROMPT_RECORDS = 256 /* of a prompt that is read */ };
 
 typedef struct bench {
@@ -167,13 +168,17 @@ static bool ttft(bench *b, int32_t id, int32_t n) {
     return ok;
 }
 
+typedef struct task {
+    int32_t n_prompt, n_decode;
+} task;
+
 /* Several prompts of their own, then tokens of all. */
-static bool work(const bench *b, paged_engine *engine, int32_t prompt) {
+static bool work(const bench *b, paged_engine *engine, int32_t prompt, task what) {
     uint64_t ids[N_REQUESTS];
     paged_error err;
     int32_t n_active = 1;
     for (int32_t i = 0; i < N_REQUESTS; i++)
-        if (!engine || !submit(b, engine, prompt + i, PROMPT, N_DECODE, &ids[i])) return false;
+        if (!engine || !submit(b, engine, prompt + i, what.n_prompt, what.n_decode, &ids[i])) return false;
     while (n_active) {
         if (paged_engine_step(engine, &n_active, &err)) return fail("step", &err);
         for (int32_t i = 0; i < N_REQUESTS; i++) {
@@ -194,44 +199,47 @@ static void settle(paged_engine *engine) {
     } while (stats.n_store_queued);
 }
 
-/* Adds what n turns of work take, one behind the other. What they left to be written is waited for, and
- * counts as processor time. */
-static bool turns(const bench *b, paged_engine *engine, int32_t prompt, int32_t n, double *seconds,
-                  double *cpu) {
+typedef struct window {
+    double seconds, cpu_seconds;
+    int64_t n_written, n_dropped; /* blocks, meanwhile */
+} window;
+
+/* One turn of work, and what went on meanwhile. */
+static bool turn(const bench *b, paged_engine *engine, int32_t prompt, task what, window *out) {
+    paged_engine_stats before, after;
+    paged_engine_get_stats(engine, &before);
     const double start = bench_seconds(CLOCK_MONOTONIC), cpu_start = bench_seconds(CLOCK_PROCESS_CPUTIME_ID);
-    for (int32_t i = 0; i < n; i++)
-        if (!work(b, engine, prompt + i * N_REQUESTS)) return false;
-    *seconds += bench_seconds(CLOCK_MONOTONIC) - start;
-    settle(engine);
-    *cpu += bench_seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu_start;
+    if (!work(b, engine, prompt, what)) return false;
+    out->seconds = bench_seconds(CLOCK_MONOTONIC) - start;
+    out->cpu_seconds = bench_seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu_start;
+    paged_engine_get_stats(engine, &after);
+    out->n_written = (int64_t)(after.n_store_writes - before.n_store_writes);
+    out->n_dropped = (int64_t)(after.n_store_dropped - before.n_store_dropped);
     return true;
 }
 
-/* Both engines live as long as the program: their making is not measured. One turn without a store,
- * two with, one without, so that a machine that speeds up or slows down does not tell; the two in one go, so
- * that the first one's end is written beside the second. */
-static bool slow(bench *b, int32_t id) {
+/* Both engines live as long as the program: their making is not measured. Which comes first changes with ID.
+ * Of each the second of two turns is measured, so that the threads are awake, and the one with a store writes
+ * what the first turn's end left, as its own end is left to nobody: a turn's worth of blocks in a turn. */
+static bool slow(bench *b, int32_t id, task what) {
     static paged_engine *engines[2];
-    static int64_t n_before;
     char dir[600];
-    double seconds[2] = {0}, cpu[2] = {0};
-    const int32_t first = 2 * N_REQUESTS * id + 1000000, second = first + N_REQUESTS;
+    window of[2];
+    const int32_t first = 2 * N_REQUESTS * id + 1000000;
     path_in(b, "written", dir);
     for (int i = 0; i < 2; i++)
-        if (!engines[i]) engines[i] = new_engine(b, i ? dir : NULL, NULL, (PROMPT + N_DECODE + 16) * 2);
-    if (!turns(b, engines[0], first, 1, &seconds[0], &cpu[0]) ||
-        !turns(b, engines[1], first, 2, &seconds[1], &cpu[1]) ||
-        !turns(b, engines[0], second, 1, &seconds[0], &cpu[0]))
-        return false;
-    paged_engine_stats stats;
-    paged_engine_get_stats(engines[1], &stats);
-    const int64_t n_blocks = (int64_t)stats.n_store_writes - n_before;
-    n_before = (int64_t)stats.n_store_writes;
-    printf(
-        "{\"plain\": %.6f, \"writing\": %.6f, \"cpu_plain\": %.6f, \"cpu_writing\": %.6f, \"blocks\": %lld, "
-        "\"dropped\": %llu}\n",
-        seconds[0], seconds[1], cpu[0], cpu[1], (long long)n_blocks,
-        (unsigned long long)stats.n_store_dropped);
+        if (!engines[i]) engines[i] = new_engine(b, i ? dir : NULL, NULL, 2 * WORK_MAX);
+    for (int i = 0; i < 2; i++) {
+        const int which = (i + id) % 2;
+        for (int32_t k = 0; k < 2; k++)
+            if (!turn(b, engines[which], first + k * N_REQUESTS, what, &of[which])) return false;
+        if (which == 1) settle(engines[1]);
+    }
+    const int32_t n_made = N_REQUESTS * ((what.n_prompt + what.n_decode - 1 + BLOCK_SIZE - 1) / BLOCK_SIZE);
+    printf("{\"plain\": %.6f, \"writing\": %.6f, \"cpu_plain\": %.6f, \"cpu_writing\": %.6f, "
+           "\"made\": %d, \"written\": %lld, \"dropped\": %lld}\n",
+           of[0].seconds, of[1].seconds, of[0].cpu_seconds, of[1].cpu_seconds, n_made,
+           (long long)of[1].n_written, (long long)of[1].n_dropped);
     return true;
 }
 
@@ -291,12 +299,14 @@ static bool answer(bench *b, const char *line) {
     int id, n;
     if (sscanf(line, "ttft %d %d", &id, &n) == 2 && n > 0) {
         free(b->prompt);
-        b->prompt = malloc((size_t)PAGED_MAX(n, PROMPT) * sizeof *b->prompt);
+        b->prompt = malloc((size_t)PAGED_MAX(n, WORK_MAX) * sizeof *b->prompt);
         return b->prompt && ttft(b, id, n);
     }
-    if (sscanf(line, "slow %d", &id) == 1) {
-        if (!b->prompt) b->prompt = malloc(PROMPT * sizeof *b->prompt);
-        return b->prompt && slow(b, id);
+    task what;
+    if (sscanf(line, "slow %d %d %d", &id, &what.n_prompt, &what.n_decode) == 3 && what.n_prompt > 0 &&
+        what.n_decode > 0 && what.n_prompt + what.n_decode <= WORK_MAX) {
+        if (!b->prompt) b->prompt = malloc(WORK_MAX * sizeof *b->prompt);
+        return b->prompt && slow(b, id, what);
     }
     if (sscanf(line, "write %d", &n) == 1 && n > 0) {
         b->n_records = ((int64_t)n << 20) / (int64_t)b->block_bytes;

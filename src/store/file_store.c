@@ -775,14 +775,10 @@ static paged_status write_slot(paged__file_store *s, const paged_record *record,
 
 /* False: there is no stage. */
 static bool stage_slot(paged__file_store *s, const paged_record *record, int64_t slot) {
-    struct iovec parts[PAGED__RECORD_PARTS];
-    uint8_t *at = paged__slots_stage(&s->slots, slot, &record->key);
-    if (!at) return false;
-    const uint8_t *end = at + s->slots.slot_bytes;
-    paged__record_seal(&s->shape, record, s->front);
-    const int n_parts = paged__record_parts(&s->shape, record, record->groups, s->front, parts);
-    for (int i = 0; i < n_parts; at += parts[i++].iov_len) memcpy(at, parts[i].iov_base, parts[i].iov_len);
-    memset(at, 0, (size_t)(end - at));
+    uint8_t *to = paged__slots_stage(&s->slots, slot, &record->key);
+    if (!to) return false;
+    const size_t n = paged__record_pack(&s->shape, record, to);
+    memset(to + n, 0, (size_t)s->slots.slot_bytes - n);
     return true;
 }
 

@@ -96,7 +96,8 @@ static uint64_t front_sum(const uint8_t *front, size_t front_bytes) {
     return XXH3_64bits_digest(&state);
 }
 
-void paged__record_seal(const paged__shape *shape, const paged_record *record, uint8_t *front) {
+static void seal(const paged__shape *shape, const paged_record *record, const uint64_t sums[PAGED_GROUPS_MAX],
+                 uint8_t *front) {
     head h = {.version = RECORD_VERSION,
               .front_bytes = (uint32_t)shape->front_bytes,
               .key = record->key,
@@ -108,13 +109,31 @@ void paged__record_seal(const paged__shape *shape, const paged_record *record, u
     PAGED_ASSERT(paged__record_possible(shape, record));
     memcpy(h.magic, magic, sizeof magic);
     memcpy(h.shape, shape->id, sizeof h.shape);
-    for (int32_t g = 0; g < shape->is.n_groups; g++)
-        if (record->groups >> g & 1) h.sums[g] = XXH3_64bits(record->bytes[g], shape->is.block_bytes[g]);
+    memcpy(h.sums, sums, sizeof h.sums);
     memset(front, 0, shape->front_bytes);
     memcpy(front, &h, sizeof h);
     memcpy(front + sizeof h, record->tokens, (size_t)record->n_tokens * sizeof(int32_t));
     h.sum = front_sum(front, shape->front_bytes);
     memcpy(front, &h, sizeof h);
+}
+
+void paged__record_seal(const paged__shape *shape, const paged_record *record, uint8_t *front) {
+    uint64_t sums[PAGED_GROUPS_MAX] = {0};
+    for (int32_t g = 0; g < shape->is.n_groups; g++)
+        if (record->groups >> g & 1) sums[g] = XXH3_64bits(record->bytes[g], shape->is.block_bytes[g]);
+    seal(shape, record, sums, front);
+}
+
+size_t paged__record_pack(const paged__shape *shape, const paged_record *record, uint8_t *to) {
+    uint64_t sums[PAGED_GROUPS_MAX] = {0};
+    size_t at = shape->front_bytes;
+    for (int32_t g = 0; g < shape->is.n_groups; g++) {
+        if (!(record->groups >> g & 1)) continue;
+        sums[g] = paged__copy_summed(to + at, record->bytes[g], shape->is.block_bytes[g]);
+        at += shape->is.block_bytes[g];
+    }
+    seal(shape, record, sums, to);
+    return at;
 }
 
 int paged__record_parts(const paged__shape *shape, const paged_record *record, uint32_t groups,

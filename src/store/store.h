@@ -40,6 +40,10 @@ bool paged__record_possible(const paged__shape *shape, const paged_record *recor
 /* Writes the front of a record: front [front_bytes]. */
 void paged__record_seal(const paged__shape *shape, const paged_record *record, uint8_t *front);
 
+/* Writes all of a record, front and groups, to one place: to [front_bytes + its payload], whose size it
+ * returns. */
+size_t paged__record_pack(const paged__shape *shape, const paged_record *record, uint8_t *to);
+
 /* The record's bytes in order: the front, then each group of `groups`. Returns how many parts. */
 int paged__record_parts(const paged__shape *shape, const paged_record *record, uint32_t groups,
                         uint8_t *front, struct iovec parts[PAGED__RECORD_PARTS]);
@@ -54,6 +58,11 @@ bool paged__record_open(const paged__shape *shape, const uint8_t *front, paged_r
 /* Whether the bytes of a group are those that the front was sealed over. */
 bool paged__record_group_right(const paged__shape *shape, const uint8_t *front, int32_t group,
                                const void *bytes);
+
+/* ---- copy.c ---- */
+
+/* Copies n bytes, and gives XXH3-64 over them. */
+uint64_t paged__copy_summed(void *to, const void *from, size_t n);
 
 /* ---- notes.c: what all places that keep notes have in common ---- */
 

@@ -1,8 +1,10 @@
 /* test_record.c: a record as bytes is believed only if every bit of it is right.
  *
  * Method: a record is sealed; it opens to the same values; with any bit of front or groups turned, with
- * another key, shape or fingerprint, it does not.
+ * another key, shape or fingerprint, it does not. What copies and sums in one go is compared with xxHash,
+ * with the processor's vectors and without.
  */
+#include "mem/hash.h"
 #include "store/store.h"
 #include "test.h"
 
@@ -79,6 +81,45 @@ static void every_bit_counts(void) {
     paged__shape_free(&shape);
 }
 
+/* To one place it is what it is in pieces. */
+static void packs_what_it_seals(void) {
+    paged__shape shape = shape_of(sizeof fingerprint);
+    const paged_record record = sealed(&shape);
+    uint8_t packed[2048];
+    memset(packed, 0xee, sizeof packed);
+    CHECK_EQ(paged__record_pack(&shape, &record, packed), shape.front_bytes + 1512);
+    CHECK(memcmp(packed, front, shape.front_bytes) == 0);
+    CHECK(memcmp(packed + shape.front_bytes, groups[0], 512) == 0);
+    CHECK(memcmp(packed + shape.front_bytes + 512, groups[2], 1000) == 0);
+    CHECK_EQ(packed[shape.front_bytes + 1512], 0xee);
+    paged__shape_free(&shape);
+}
+
+/* Sizes around those at which the sum goes another way, and some by chance, at any address. */
+static void copies_and_sums(void) {
+    enum { MOST = 70000 };
+    uint64_t state = test_seed;
+    uint8_t *from = malloc(MOST + 64), *to = malloc(MOST + 64);
+    CHECK(from && to);
+    for (size_t i = 0; i < MOST + 64; i++) from[i] = (uint8_t)paged__rand(&state);
+    for (size_t i = 0; i < 3000; i++) {
+        const size_t n = i < 2200 ? i : paged__rand(&state) % MOST;
+        const size_t a = paged__rand(&state) % 32, b = paged__rand(&state) % 32;
+        const uint64_t right = XXH3_64bits(from + a, n);
+        for (int k = 0; k < 2; k++) {
+            paged_cpu_mask(k ? 0 : UINT32_MAX);
+            memset(to, 0, n + 64);
+            if (paged__copy_summed(to + b, from + a, n) != right || memcmp(to + b, from + a, n) != 0 ||
+                (b && to[b - 1]) || to[b + n])
+                test_fail(__FILE__, __LINE__, "%zu bytes from %zu to %zu, masked %d, seed %llu", n, a, b, k,
+                          (unsigned long long)test_seed);
+        }
+    }
+    paged_cpu_mask(UINT32_MAX);
+    free(from);
+    free(to);
+}
+
 static void foreign_is_refused(void) {
     paged__shape shape = shape_of(sizeof fingerprint), other = shape_of(sizeof fingerprint - 1);
     const paged_record record = sealed(&shape);
@@ -126,5 +167,6 @@ static void names_of_notes(void) {
 
 #define TESTS(X)                                                                                             \
     X(opens_to_what_was_sealed)                                                                              \
-    X(every_bit_counts) X(foreign_is_refused) X(shapes_that_cannot_be) X(names_of_notes)
+    X(every_bit_counts)                                                                                      \
+    X(packs_what_it_seals) X(copies_and_sums) X(foreign_is_refused) X(shapes_that_cannot_be) X(names_of_notes)
 TEST_MAIN(TESTS)
