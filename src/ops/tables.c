@@ -77,10 +77,11 @@ static paged_status check_entries(const paged_kv *kv, const paged_tables *t, int
     bool has_tail = false;
     for (int32_t head = 0; head < (t->head_stride ? kv->n_kv_heads : 1); head++) {
         const int32_t *blocks = t->blocks + row * t->seq_stride + head * t->head_stride;
-        int32_t bad = first_bad(blocks, first / kv->block_size, last_block + 1, kv->n_blocks, exist);
-        if (bad == last_block && blocks[bad] == -1 && t->tail_tiles)
-            has_tail = true;
-        else if (bad <= last_block)
+        const bool is_tail = t->tail_tiles && blocks[last_block] == -1;
+        const int32_t end = last_block + !is_tail;
+        const int32_t bad = first_bad(blocks, first / kv->block_size, end, kv->n_blocks, exist);
+        has_tail |= is_tail;
+        if (bad < end)
             INVALID("sequence %d (row %lld, KV head %d): entry %d of its table is %d, not in 0 ... %d, "
                     "with %d keys",
                     seq, (long long)row, head, bad, blocks[bad], kv->n_blocks - 1, n_keys);

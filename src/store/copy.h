@@ -1,6 +1,6 @@
 /* store/copy.h: bytes copied and summed piece by piece, so that each is read from memory once: a piece is
- * still in L1 when it is summed. XXH3-64 is xxHash's own; whoever includes this compiles it for its
- * instruction set.
+ * still in L1 when it is summed. The sum is of what was copied, which nobody may change meanwhile. XXH3-64 is
+ * xxHash's own; whoever includes this compiles it for its instruction set.
  */
 #ifndef PAGED_STORE_COPY_H
 #define PAGED_STORE_COPY_H

@@ -3,6 +3,8 @@
  * refused with its numbers. Method: one small batch per case against the dense oracle of world.h, with
  * every kernel of this machine. */
 #include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "kernels/world.h"
 
@@ -475,17 +477,21 @@ static void plan_reads_entries(void) {
     static const int32_t wrong[] = {-1, N, INT32_MIN, INT32_MAX};
     static setting s;
     setting_init(&s);
-    int32_t blocks[N + 32];
+    const long page = sysconf(_SC_PAGESIZE);
+    uint8_t *pages =
+        mmap(NULL, (size_t)(2 * page), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(pages != MAP_FAILED && mprotect(pages + page, (size_t)page, PROT_NONE) == 0);
     s.kv.n_blocks = N;
     s.config.max_k = N * 16;
-    s.batch.tables.blocks = blocks;
     s.batch.tables.n_seqs = 1;
     s.batch.tables.max_blocks = N;
     EACH_ISA(isa) {
         paged_attn *attn;
         CHECK_EQ(paged_attn_create(&s.config, &attn, NULL), PAGED_OK);
         for (int32_t n = 1; n <= N; n++) {
-            for (int32_t i = 0; i < N + 32; i++) blocks[i] = i < n ? (i * 7) % N : -1;
+            int32_t *blocks = (int32_t *)(void *)(pages + page) - n; /* nothing lies behind the last one */
+            for (int32_t i = 0; i < n; i++) blocks[i] = (i * 7) % N;
+            s.batch.tables.blocks = blocks;
             s.n_keys[0] = n * 16;
             CHECK_EQ(paged_attn_plan(attn, &s.batch, &s.kv, NULL), PAGED_OK);
             for (int32_t at = 0; at < n; at++) {
@@ -501,6 +507,7 @@ static void plan_reads_entries(void) {
         }
         paged_attn_free(attn);
     }
+    munmap(pages, (size_t)(2 * page));
     paged_cpu_mask(~0u);
 }
 
