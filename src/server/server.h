@@ -7,7 +7,7 @@
  *   route.c     who answers what, keys, CORS      conversation.c  /v1/conversations
  *   server.c    listening, signals, draining      facts.c         models, tokens, health
  *   metrics.c   counters and histograms           blocks.c        /paged/blocks, /paged/events, /slots
- *   keeper.c    the thread that may block         memory_notes.c  conversations of a server without a store
+ *   keeper.c    threads that may block            memory_notes.c  conversations of a server without a store
  *
  * Everything here belongs to the thread of paged__server_run, but paged__server_open.
  */
