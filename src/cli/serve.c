@@ -14,6 +14,7 @@
 #include "cli/plan.h"
 #include "cli/session.h"
 #include "server/server.h"
+#include "server/slots.h"
 
 enum { OTHER_FILES = 64 }; /* descriptors that are no connections */
 
@@ -254,6 +255,8 @@ static int run_server(serve *s) {
         paged__error(s->cli, "the engine has not moved for %d s; ended without it", o->stall_timeout);
         _Exit(PAGED__EXIT_ERROR);
     }
+    if (paged__slots_is_saving(s->server->slots))
+        return paged__error(s->cli, "a slot's file is not written yet; ended without it");
     return s->code != PAGED__EXIT_OK ? s->code : ok ? PAGED__EXIT_OK : PAGED__EXIT_ERROR;
 }
 

@@ -14,9 +14,11 @@
  */
 #include "engine/save.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -159,13 +161,16 @@ static bool write_all(int fd, const uint8_t *bytes, size_t n) {
     return true;
 }
 
-/* Into a new file beside, which takes the name when all of it is durable. */
+/* Into a new file beside, .NAME.PID-TIME.tmp, which takes the name when all of it is durable. Its lock ends
+ * with the process, and tells paged__save_sweep that somebody still writes it. */
 paged_status paged__save_write(const paged__saving *saving, int dir_fd, const char *name, paged_error *err) {
-    char beside[PAGED__NAME_MAX + 32];
-    snprintf(beside, sizeof beside, "%s.%d-%llx.tmp", name, (int)getpid(),
+    char beside[PAGED__NAME_MAX + 40];
+    const char *slash = strrchr(name, '/'), *last = slash ? slash + 1 : name;
+    snprintf(beside, sizeof beside, "%.*s.%s.%d-%llx.tmp", (int)(last - name), name, last, (int)getpid(),
              (unsigned long long)paged__now_ns());
     const int fd = openat(dir_fd, beside, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) return fail_io(err, name, "cannot make a file beside it");
+    (void)!flock(fd, LOCK_EX | LOCK_NB);
     paged_status s = PAGED_OK;
     if (!write_all(fd, saving->bytes, saving->facts.file_bytes) || fsync(fd) != 0)
         s = fail_io(err, name, "cannot write");
@@ -179,6 +184,40 @@ paged_status paged__save_write(const paged__saving *saving, int dir_fd, const ch
 void paged__save_free(paged__saving *saving) {
     paged__free(saving->bytes);
     *saving = (paged__saving){0};
+}
+
+/* Back from `at` over one character of `set` or more and then `before`; NULL: they are not there. */
+static const char *skip_back(const char *begin, const char *at, const char *set, char before) {
+    const char *from = at;
+    while (at > begin && strchr(set, at[-1])) at--;
+    return at < from && at > begin && at[-1] == before ? at - 1 : NULL;
+}
+
+static bool is_beside(const char *name) {
+    const size_t n = strlen(name);
+    if (name[0] != '.' || n < 4 || strcmp(name + n - 4, ".tmp") != 0) return false;
+    const char *at = skip_back(name, name + n - 4, "0123456789abcdef", '-');
+    if (at) at = skip_back(name, at, "0123456789", '.');
+    return at && at > name + 1;
+}
+
+void paged__save_sweep(int dir_fd) {
+    const int all_fd = openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *all = all_fd >= 0 ? fdopendir(all_fd) : NULL;
+    if (!all) {
+        if (all_fd >= 0) close(all_fd);
+        return;
+    }
+    for (const struct dirent *entry; (entry = readdir(all));) {
+        struct stat info;
+        if (!is_beside(entry->d_name)) continue;
+        const int fd = openat(dir_fd, entry->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        if (fd < 0) continue;
+        if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && flock(fd, LOCK_EX | LOCK_NB) == 0)
+            unlinkat(dir_fd, entry->d_name, 0);
+        close(fd);
+    }
+    closedir(all);
 }
 
 static paged_status make_file(work *w, const int32_t *tokens, int32_t n_tokens, const char *salt,

@@ -17,4 +17,7 @@ paged_status paged__save_take(paged_engine *engine, const int32_t *tokens, int32
 paged_status paged__save_write(const paged__saving *saving, int dir_fd, const char *name, paged_error *err);
 void paged__save_free(paged__saving *saving);
 
+/* Removes what a process that was killed left half written in a directory. */
+void paged__save_sweep(int dir_fd);
+
 #endif

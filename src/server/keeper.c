@@ -64,8 +64,8 @@ static void *keep(void *user) {
 
 paged_status paged__keeper_create(const paged_notes *notes, paged__keeper **out, paged_error *err) {
     paged__keeper *k = paged__calloc(1, sizeof *k);
-    if (!k) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for the thread of notes");
-    k->notes = *notes;
+    if (!k) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a thread");
+    if (notes) k->notes = *notes;
     k->asked.last = &k->asked.first;
     k->done.last = &k->done.first;
     pthread_mutex_init(&k->lock, NULL);
@@ -76,7 +76,7 @@ paged_status paged__keeper_create(const paged_notes *notes, paged__keeper **out,
         pthread_mutex_destroy(&k->lock);
         pthread_cond_destroy(&k->more);
         paged__free(k);
-        return paged__fail(err, PAGED_ERR_NO_MEMORY, "no thread for notes");
+        return paged__fail(err, PAGED_ERR_NO_MEMORY, "no thread for notes and files");
     }
     *out = k;
     return PAGED_OK;
@@ -90,11 +90,15 @@ void paged__keeper_free(paged__keeper *k, paged__server *server) {
     pthread_mutex_unlock(&k->lock);
     pthread_join(k->thread, NULL);
     paged__keeper_news(k, server);
-    k->notes.close(k->notes.self);
+    if (k->notes.close) k->notes.close(k->notes.self);
     close(k->fd);
     pthread_mutex_destroy(&k->lock);
     pthread_cond_destroy(&k->more);
     paged__free(k);
+}
+
+void paged__keeper_leave(paged__keeper *k) {
+    pthread_detach(k->thread);
 }
 
 int paged__keeper_fd(const paged__keeper *k) {

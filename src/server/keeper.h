@@ -1,5 +1,5 @@
 /* server/keeper.h: a thread that does what may block: notes (paged/store.h) are read and written there, never
- * in the event loop.
+ * in the event loop. Files of slots have a keeper of their own, so that conversations do not wait for them.
  *
  *   loop:    job ──paged__keeper_ask──> queue ──> keeper's thread: work()
  *   loop:    done() <──descriptor, paged__keeper_news── done jobs
@@ -23,10 +23,14 @@ typedef struct paged__job {
 
 typedef struct paged__keeper paged__keeper;
 
-/* Takes the notes, and closes them when it is freed. Errors: NO_MEMORY, and then they are the caller's. */
+/* Takes the notes (NULL: its jobs need none), and closes them when it is freed. Errors: NO_MEMORY, and then
+ * they are the caller's. */
 paged_status paged__keeper_create(const paged_notes *notes, paged__keeper **out, paged_error *err);
 /* Waits for the jobs that were asked for, and calls done() of all. NULL is fine. */
 void paged__keeper_free(paged__keeper *keeper, paged__server *server);
+/* Instead of paged__keeper_free, where a job does not come back: the process is about to end, and what the
+ * thread uses stays. */
+void paged__keeper_leave(paged__keeper *keeper);
 
 /* Readable when there are done jobs. */
 int paged__keeper_fd(const paged__keeper *keeper);

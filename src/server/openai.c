@@ -262,15 +262,17 @@ static const json_t *text_of_part(const json_t *part) {
 static bool take_content(const json_t *value, int32_t index, char **content, paged_error *err) {
     paged__buffer text = {0};
     const size_t n = json_is_array(value) ? json_array_size(value) : 1;
-    bool ok = json_is_array(value) || json_is_string(value);
-    for (size_t i = 0; ok && i < n; i++) {
+    bool ok = json_is_array(value) || json_is_string(value), has_room = true;
+    for (size_t i = 0; ok && has_room && i < n; i++) {
         const json_t *part = json_is_array(value) ? text_of_part(json_array_get(value, i)) : value;
-        ok = json_is_string(part) &&
-             paged__buffer_append(&text, json_string_value(part), json_string_length(part));
+        ok = json_is_string(part);
+        has_room = !ok || paged__buffer_append(&text, json_string_value(part), json_string_length(part));
     }
-    ok = ok && !(text.len && memchr(text.data, 0, text.len)) && paged__buffer_append(&text, "", 1);
-    if (!ok) {
+    ok = ok && !(text.len && memchr(text.data, 0, text.len));
+    has_room = has_room && (!ok || paged__buffer_append(&text, "", 1));
+    if (!ok || !has_room) {
         paged__buffer_free(&text);
+        if (!has_room) REFUSE(NO_MEMORY, "no memory for the content of message %d", index);
         REFUSE(INVALID_ARG, "content of message %d must be a text without NUL, or a list of text parts",
                index);
     }

@@ -39,7 +39,11 @@ void paged__server_remember(paged__server *s, paged__conn *c) {
     s->n_conns++;
 }
 
-/* The last one of a server that drains ends the loop. */
+void paged__server_settle(paged__server *s) {
+    if (s->draining && s->n_conns == 0 && !paged__slots_is_saving(s->slots))
+        event_base_loopexit(s->base, NULL);
+}
+
 void paged__server_forget(paged__server *s, paged__conn *c) {
     if (c->prev)
         c->prev->next = c->next;
@@ -47,7 +51,7 @@ void paged__server_forget(paged__server *s, paged__conn *c) {
         s->conns = c->next;
     if (c->next) c->next->prev = c->prev;
     s->n_conns--;
-    if (s->draining && s->n_conns == 0) event_base_loopexit(s->base, NULL);
+    paged__server_settle(s);
 }
 
 static void name_peer(const struct sockaddr *address, char *out, size_t capacity) {
@@ -130,7 +134,7 @@ static void drain(paged__server *s) {
         next = c->next;
         paged__conn_drain(c);
     }
-    if (s->n_conns == 0) event_base_loopexit(s->base, NULL);
+    paged__server_settle(s);
 }
 
 static void on_signal(evutil_socket_t fd, short what, void *user) {
@@ -324,7 +328,7 @@ paged_status paged__server_create(const paged__server_config *config, paged__ser
     }
     status = start_keeper(s, config->notes, err);
     if (status == PAGED_OK && config->slot_dir && config->slot_dir[0])
-        status = paged__slots_create(config->slot_dir, &s->slots, err);
+        status = paged__slots_create(s, config->slot_dir, &s->slots, err);
     if (status != PAGED_OK) goto fail;
     status = PAGED_ERR_NO_MEMORY;
     if (!s->metrics || pipe2(s->opened_fds, O_CLOEXEC) != 0) goto fail;
@@ -358,18 +362,21 @@ bool paged__server_run(paged__server *s) {
 void paged__server_free(paged__server *s) {
     if (!s) return;
     s->draining = true;
+    /* First of all: whoever does not want to wait for what follows ends the process. */
+    for (int32_t i = 0; i < 2; i++)
+        if (s->signals[i]) event_free(s->signals[i]);
     while (s->conns) paged__conn_free(s->conns);
     paged__keeper_free(s->keeper, s);
     paged__map_free(s);
     if (s->listener) evconnlistener_free(s->listener);
-    struct event *events[] = {s->listen_again, s->drain_timer,  s->service_event, s->opened_event,
-                              s->flush_event,  s->keeper_event, s->signals[0],    s->signals[1]};
+    struct event *events[] = {s->listen_again, s->drain_timer, s->service_event,
+                              s->opened_event, s->flush_event, s->keeper_event};
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         if (events[i]) event_free(events[i]);
     for (int32_t i = 0; i < 2; i++)
         if (s->opened_fds[i] >= 0) close(s->opened_fds[i]);
+    paged__slots_free(s->slots, s);
     if (s->base) event_base_free(s->base);
     paged__metrics_free(s->metrics);
-    paged__slots_free(s->slots);
     paged__free(s);
 }

@@ -7,7 +7,7 @@
  *   route.c     who answers what, keys, CORS      conversation.c  /v1/conversations
  *   server.c    listening, signals, draining      facts.c         models, tokens, health
  *   metrics.c   counters and histograms           blocks.c        /paged/blocks, /paged/events, /slots
- *   keeper.c    the thread that may block         memory_notes.c  conversations of a server without a store
+ *   keeper.c    threads that may block            memory_notes.c  conversations of a server without a store
  *
  * Everything here belongs to the thread of paged__server_run, but paged__server_open.
  */
@@ -90,7 +90,8 @@ paged_status paged__server_create(const paged__server_config *config, paged__ser
 /* Until a SIGTERM or SIGINT has been obeyed; a second one ends at once. False: paged__server_open told of a
  * failure. */
 bool paged__server_run(paged__server *server);
-void paged__server_free(paged__server *server); /* NULL is fine; not the service */
+/* NULL is fine; not the service. From here on signals do what they did before paged__server_create. */
+void paged__server_free(paged__server *server);
 
 typedef struct paged__server_model {
     paged_service *service; /* NULL: it could not be loaded, and the loop ends */
@@ -105,6 +106,7 @@ void paged__server_open(paged__server *server, const paged__server_model *model)
 
 void paged__server_remember(paged__server *server, paged__conn *conn);
 void paged__server_forget(paged__server *server, paged__conn *conn);
+void paged__server_settle(paged__server *server); /* drains and nothing is left: ends the loop */
 void paged__server_log(paged__server *server, const paged__conn *conn); /* an answer has ended */
 
 /* The engine has not moved for config.stall_ms though there is work. */

@@ -1,16 +1,19 @@
 /* server/slots.c: see slots.h. A slot's text is kept as tokens; keys and values are the engine's, which may
  * have evicted them by the time somebody saves. Steps wait while they are copied, not while the copy is
- * written, by the keeper's thread; and while a file is read.
+ * written, by a thread; and while a file is read. There is one copy at most: a slot may be gigabytes, and a
+ * disk that hangs would collect them.
  *
  * Names of files come from clients. They never become paths: 1 … 200 bytes of [0-9A-Za-z._-] that do not
  * begin with a dot, in a directory that was opened when the server began. */
 #include "server/slots.h"
 
 #include <errno.h>
+#include <event2/event.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -30,12 +33,31 @@ typedef struct slot {
 
 struct paged__slots {
     int dir_fd;
-    slot *all; /* [n] NULL until the first request */
+    paged__keeper *writer; /* of files */
+    struct event *writer_event;
+    bool is_saving; /* the writer has a job */
+    slot *all;      /* [n] NULL until the first request */
     int32_t n;
     uint64_t n_requests;
 };
 
-paged_status paged__slots_create(const char *dir, paged__slots **out, paged_error *err) {
+static void on_writer(evutil_socket_t fd, short what, void *user) {
+    paged__server *server = user;
+    (void)fd, (void)what;
+    paged__keeper_news(server->slots->writer, server);
+}
+
+static paged_status start_writer(paged__server *server, paged__slots *s, paged_error *err) {
+    const paged_status status = paged__keeper_create(NULL, &s->writer, err);
+    if (status) return status;
+    s->writer_event =
+        event_new(server->base, paged__keeper_fd(s->writer), EV_READ | EV_PERSIST, on_writer, server);
+    if (s->writer_event && event_add(s->writer_event, NULL) == 0) return PAGED_OK;
+    return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for slots");
+}
+
+paged_status paged__slots_create(paged__server *server, const char *dir, paged__slots **out,
+                                 paged_error *err) {
     char reason[128];
     paged__slots *s = paged__calloc(1, sizeof *s);
     if (!s) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for slots");
@@ -44,12 +66,29 @@ paged_status paged__slots_create(const char *dir, paged__slots **out, paged_erro
         paged__free(s);
         return paged__fail(err, PAGED_ERR_IO, "%s: %s", dir, strerror_r(errno, reason, sizeof reason));
     }
+    const paged_status status = start_writer(server, s, err);
+    if (status) {
+        paged__slots_free(s, server);
+        return status;
+    }
+    paged__save_sweep(s->dir_fd);
     *out = s;
     return PAGED_OK;
 }
 
-void paged__slots_free(paged__slots *s) {
+bool paged__slots_is_saving(const paged__slots *s) {
+    return s && s->is_saving;
+}
+
+void paged__slots_free(paged__slots *s, paged__server *server) {
     if (!s) return;
+    if (s->writer_event) event_free(s->writer_event);
+    if (s->is_saving) paged__keeper_news(s->writer, server);
+    if (s->is_saving) {
+        paged__keeper_leave(s->writer);
+        return;
+    }
+    paged__keeper_free(s->writer, server);
     for (int32_t i = 0; i < s->n; i++) {
         paged__free(s->all[i].tokens);
         paged__free(s->all[i].salt);
@@ -188,6 +227,8 @@ static void reply(paged__conn *c, const action *a, bool saves) {
     const double ms = (double)(paged__now_ns() - a->start_ns) * 1e-6;
     if (a->status == PAGED_ERR_NOT_FOUND)
         paged__reply_error(c, 404, "filename", "not_found", "%s", a->err.message);
+    else if (saves && a->status == PAGED_ERR_IO) /* of the disk; what the client names is looked at before */
+        paged__reply_error(c, 500, "filename", "io_error", "%s", a->err.message);
     else if (a->status)
         paged__reply_status(c, &a->err, "filename");
     else
@@ -205,21 +246,30 @@ static void on_gone(paged__conn *conn) {
 
 static void write_saving(const paged_notes *notes, paged__job *job) {
     action *a = (action *)(void *)job;
+    struct stat info;
     (void)notes;
-    a->status = paged__save_write(&a->saving, a->slots->dir_fd, a->name, &a->err);
+    if (fstatat(a->slots->dir_fd, a->name, &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(info.st_mode))
+        a->status = paged__fail(&a->err, PAGED_ERR_INVALID_ARG, "%s is a directory", a->name);
+    else
+        a->status = paged__save_write(&a->saving, a->slots->dir_fd, a->name, &a->err);
 }
 
 static void on_written(paged__server *server, paged__job *job) {
     action *a = (action *)(void *)job;
     paged__conn *c = a->conn;
-    (void)server;
-    if (c) reply(c, a, true);
+    a->slots->is_saving = false;
     paged__save_free(&a->saving);
+    if (c) reply(c, a, true);
     paged__free(a);
+    paged__server_settle(server);
 }
 
 /* `with` is what was asked for; its own memory is gone before the file is written. */
 static void save(paged__conn *c, const action *with) {
+    if (with->slots->is_saving) {
+        paged__reply_error(c, 503, NULL, NULL, "another slot's file is being written; try again");
+        return;
+    }
     action *a = paged__alloc(1, sizeof *a);
     if (!a) {
         paged__reply_error(c, 503, NULL, NULL, "no memory for a file");
@@ -228,10 +278,13 @@ static void save(paged__conn *c, const action *with) {
     *a = *with;
     a->job = (paged__job){.work = write_saving, .done = on_written};
     const bool looked = paged__server_look(c->server, take, a);
-    c->work = a;
-    c->on_gone = on_gone;
-    if (looked && !a->status && paged__keeper_ask(c->server->keeper, &a->job)) return;
-    if (looked && a->status)
+    if (looked && !a->status && paged__keeper_ask(a->slots->writer, &a->job)) {
+        a->slots->is_saving = true;
+        c->work = a;
+        c->on_gone = on_gone;
+        return;
+    }
+    if (looked)
         reply(c, a, true);
     else
         paged__reply_busy(c);

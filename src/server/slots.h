@@ -7,9 +7,15 @@
 
 typedef struct paged__slots paged__slots;
 
-/* Files lie in a directory, which is opened here. Errors: IO, NO_MEMORY. */
-paged_status paged__slots_create(const char *dir, paged__slots **out, paged_error *err);
-void paged__slots_free(paged__slots *slots); /* NULL is fine */
+/* Files lie in a directory, which is opened here, and rid of what a server that was killed left half written.
+ * Errors: IO, NO_MEMORY. */
+paged_status paged__slots_create(paged__server *server, const char *dir, paged__slots **out,
+                                 paged_error *err);
+/* NULL is fine. A file that is being written is left to its thread, which ends with the process. */
+void paged__slots_free(paged__slots *slots, paged__server *server);
+
+/* A file is being written. NULL: false. */
+bool paged__slots_is_saving(const paged__slots *slots);
 
 /* A request is about to run in slot `wanted` if that is free, else in the one that knows most of it; -1 in
  * return: there is none free, or nobody wants to know (server->slots is NULL). */
