@@ -14,7 +14,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOOD = "def test_good():\n    pass\n"
 CRASHES = GOOD + "import atexit, os, signal\natexit.register(os.kill, os.getpid(), signal.SIGSEGV)\n"
-HANGS = "import time\ndef test_hangs():\n    time.sleep(60)\n"
+HANGS = "import time\ndef test_hangs():\n    time.sleep(600)\n"
 
 
 def load():
@@ -28,12 +28,12 @@ run_tests = load()
 
 
 @pytest.mark.parametrize("source, timeout_s, counts, words", [
-    (GOOD, 60, (1, 0, 0), "1 passed"),
-    (GOOD + "def test_bad():\n    assert False\n", 60, (1, 1, 0), "1 failed"),
-    (CRASHES, 60, (1, 1, 0), "exit status -11"),
-    ("", 60, (0, 1, 0), "exit status 5"),
-    ("import pytest\npytest.skip('not here', allow_module_level=True)\n", 60, (0, 0, 1), "not here"),
-    ("import no_such_thing\n", 60, (0, 2, 0), "exit status 2"),
+    (GOOD, 300, (1, 0, 0), "1 passed"),
+    (GOOD + "def test_bad():\n    assert False\n", 300, (1, 1, 0), "1 failed"),
+    (CRASHES, 300, (1, 1, 0), "exit status -11"),
+    ("", 300, (0, 1, 0), "exit status 5"),
+    ("import pytest\npytest.skip('not here', allow_module_level=True)\n", 300, (0, 0, 1), "not here"),
+    ("import no_such_thing\n", 300, (0, 2, 0), "exit status 2"),
     (HANGS, 3, (0, 1, 0), "it ran out of time"),
 ])
 def test_counts_of_pytest(tmp_path, source, timeout_s, counts, words):
@@ -41,7 +41,7 @@ def test_counts_of_pytest(tmp_path, source, timeout_s, counts, words):
     file.write_text(source)
     *found, took_s, output = run_tests.pytest_counts([file], os.environ, timeout_s)
     assert tuple(found) == counts and words in output, output
-    assert took_s < 50
+    assert took_s < 300
 
 
 def test_a_job_that_raises_counts_and_the_others_run(capsys):
@@ -61,9 +61,14 @@ from test_run_tests import run_tests
 
 run_tests.END_S = 2
 jobs = run_tests.Jobs(run_tests.Totals(), 2)
-sleep = lambda: print(run_tests.CHILDREN.run(["sleep", "60"])[0], flush=True)
+
+
+def sleep():
+    print("begins", flush=True)
+    print("ends", run_tests.CHILDREN.run(["sleep", "600"])[0], flush=True)
+
+
 jobs.add([("job", sleep)] * 9)
-print("begins", flush=True)
 jobs.run()
 """
 
@@ -74,10 +79,11 @@ def test_an_interrupt_ends_what_runs_and_nothing_begins(everybody):
     here = str(pathlib.Path(__file__).parent)
     with subprocess.Popen([sys.executable, "-c", INTERRUPTED.format(here=here)], start_new_session=True, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        assert child.stdout.readline() == "begins\n"
-        time.sleep(1)
+        assert [child.stdout.readline() for _ in range(2)] == ["begins\n"] * 2
         os.killpg(child.pid, signal.SIGINT) if everybody else child.send_signal(signal.SIGINT)
         started = time.monotonic()
-        out, err = child.communicate(timeout=60)
-    assert time.monotonic() - started < 30
-    assert "KeyboardInterrupt" in err and out.count("\n") <= 4 and set(out.split()) == {"-2"}, out
+        out, err = child.communicate(timeout=300)
+    assert time.monotonic() - started < 300
+    assert "KeyboardInterrupt" in err
+    begun = out.count("begins")  # those that a worker took when what it had before ended, and nobody had been stopped yet
+    assert begun <= 2 and out.split("\n").count("ends -2") == 2 + begun, out
