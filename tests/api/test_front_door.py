@@ -1,6 +1,7 @@
 """The scripts are POSIX shell and say clearly what is wrong; CMake refuses what the library cannot run on; C files are
 formatted."""
 
+import fcntl
 import os
 import pathlib
 import shutil
@@ -44,8 +45,11 @@ def test_help_names_every_command():
     (["setup", "--ggml", "/no/such/folder"], 1, "/no/such/folder"),
     (["build", "fast"], 2, "release, asan, tsan"),
 ])
-def test_mistakes_get_one_clear_line(arguments, code, words):
-    done = run("./x", *arguments)
+def test_mistakes_get_one_clear_line(arguments, code, words, tmp_path):
+    """Also while another ./x builds, which has the lock for minutes."""
+    with open(tmp_path / "lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = run("./x", *arguments, PAGED_CACHE_DIR=str(tmp_path))
     assert done.returncode == code
     assert done.stdout == "" and words in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
