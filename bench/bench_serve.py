@@ -11,7 +11,7 @@ the same settings. The client (bench/bench_serve.c) runs on the same cores and w
 anything of what is measured is its own work; the time between two tokens comes from turns of their own, in which it looks at each, and
 of ours from their clean parts. llama.cpp's server is asked in every eighth round, so it is less far in its text.
 
-A turn is six parts of 30 to 40 ms. Where a hypervisor takes a core away for some milliseconds a few times a second,
+A turn is six parts of 30 to 50 ms. Where a hypervisor takes a core away for some milliseconds a few times a second,
 hardly any turn as a whole has the cores for itself, but many a part has. Of a round count the parts that were clean (bench/rounds.py) on
 both engine and server, the same ones on both; its ratio is that of their sums. That llama.cpp's server keeps all cores at work is not
 known, so its turn is taken as a whole and compared with the whole one of the engine. Medians and intervals of the rounds are those of
@@ -45,9 +45,9 @@ N_CTX = 1024
 PROMPT = 128
 TOKENS = N_CTX - PROMPT - 2     # that each request may make; then they are opened anew
 BATCHES = 1, 8
-PARTS, PART_S = 6, {1: 0.04, 8: 0.03}    # of a turn; seconds of each, of so many streams
+PARTS, PART_S = 6, {1: 0.05, 8: 0.03}    # of a turn; seconds of each, of so many streams
 # Starts of the processes: where one's memory lies is worth some percent; the first to start takes turns.
-ROUNDS, CASE_S, STARTS = 150, 180, 6
+ROUNDS, CASE_S, STARTS = 180, 240, 6
 QUICK_ROUNDS, QUICK_S, QUICK_STARTS = 24, 40, 2
 WARM = 12                       # tokens of each stream before the clock starts; bench/bench_serve.c waits for as many
 LIKE_BARE = "--max-running", "32"       # a setting of bench/bench_engine.c
