@@ -11,7 +11,8 @@
  *     slow ID P N seconds of the same work (prompts of P tokens, then N tokens of several requests) by an
  *                 engine without a store ("plain") and by one that writes all its blocks ("writing"), with
  *                 the CPU seconds of both, the blocks that the work fills ("made") and those that were
- *                 written in the time of the second ("written")
+ *                 written in the time of the second ("written"), and those that were lost in the round
+ *                 ("lost")
  *     write MIB   writes so much, in records of the model's size, into a new store, until it is durable
  *     read        reads it all, once the system has forgotten it, as an engine does: prompt by prompt, each
  *                 looked for and announced first
