@@ -31,6 +31,7 @@ enum {
     SPINS = 256,  /* about 3 µs of pauses */
     YIELDS = 512, /* about 200 µs when nobody else wants the core: longer than sampling takes between steps */
     PATIENCE = 48,     /* pauses, about 1 µs, before one looks for shares of others */
+    LINES_AHEAD = 4,   /* asked for between two looks at a gate */
     MOVE_NS = 20000000 /* between two moves of a thread: whoever else uses the cores may want it otherwise */
 };
 
@@ -109,9 +110,18 @@ static void share_is_done(paged__team *team) {
     gate_open(&team->phase);
 }
 
+/* Until the phase is over, or all has been asked for. */
+static void bring_ahead(paged__team *team, paged__team_place *place, uint32_t phase) {
+    while (place->ahead < place->ahead_end && !gate_has_opened(&team->phase, phase))
+        for (int32_t i = 0; i < LINES_AHEAD && place->ahead < place->ahead_end;
+             i++, place->ahead += CACHE_LINE)
+            __builtin_prefetch(place->ahead, 0, 2 /* L2: L1 waits for far fewer lines at once */);
+}
+
 /* One of the others' that nobody has begun, or -1. Who does not answer at once may be away; who was away a
  * phase ago likely is. */
-static int32_t take_another(paged__team *team, const paged__team_place *place, uint32_t phase) {
+static int32_t take_another(paged__team *team, paged__team_place *place, uint32_t phase) {
+    bring_ahead(team, place, phase);
     for (int32_t i = 0; i < PATIENCE && !place->helps; i++) {
         if (gate_has_opened(&team->phase, phase)) return -1;
         paged__pause_core();

@@ -50,6 +50,9 @@ typedef struct paged__team_place {
     bool in_phase;      /* has looked at its own share */
     bool holds;         /* a share */
     bool helped, helps; /* had to take another's in this phase; in the one before */
+    /* Bytes that the thread will read in a later phase: while it waits for others they come to its cache, and
+     * ahead moves on. Nothing if ahead is at the end. */
+    const uint8_t *ahead, *ahead_end;
 } paged__team_place;
 
 /* The next share, 0 … nth - 1, for this thread to do; -1: all shares of the phase are done, what they wrote

@@ -155,6 +155,23 @@ static bool is_shared(const paged__lane *t) {
     return t->n_rows > PAGED__FEW_ROWS;
 }
 
+/* Which weights come behind those of the product to come. A wrong guess costs nothing but time of waiting. */
+static void then_comes(paged__lane *t, const paged__affine *next, int32_t n_next) {
+    t->next = next;
+    t->n_next = next->w ? n_next : 0;
+}
+
+/* What this thread will read of them first; what is left of a guess is forgotten. */
+static void look_ahead(paged__lane *t) {
+    const paged__matrix *w[4];
+    size_t n_bytes;
+    int32_t n = 0;
+    for (; n < t->n_next && t->next[n].w->is_packed; n++) w[n] = &t->next[n].w->matrix;
+    t->n_next = 0;
+    t->place.ahead = t->place.ahead_end = paged__linear_begin(w, n, t->ith, t->nth, &n_bytes);
+    if (n_bytes > 0) t->place.ahead_end += PAGED_MIN(n_bytes, (size_t)PAGED__AHEAD_BYTES);
+}
+
 static void make_shared_input(paged__lane *t, const source *from, const paged__input *in) {
     while (next_share(t)) {
         int32_t begin, end;
@@ -177,6 +194,7 @@ static void multiply_alike(paged__lane *t, const source *from, paged__product *p
         for (int32_t i = 0; i < t->n_rows && !is_made; i++) set_input(t, &in, i, from);
         is_made = true;
         paged__product_run(p, t->share, t->nth);
+        if (t->n_next > 0) look_ahead(t);
     }
 }
 
@@ -238,6 +256,7 @@ void paged__project_qkv(paged__lane *t, const paged__layer *l, const paged__norm
     const paged__runner *r = t->runner;
     const paged__kept *kept = kept_of(t, l);
     source normed = {.rows = t->x, .n_cols = t->model->hp.n_embd, .norm = norm};
+    then_comes(t, &l->wo, 1);
     paged__product p = {.y = r->qkv, .y_stride = r->qkv_dim};
     if (kept) p.y += q_dim_of(t->model);
     for (int32_t i = kept ? 1 : 0; i < l->n_qkv; i++, p.n_w++) {
@@ -257,6 +276,7 @@ void paged__project_qkv(paged__lane *t, const paged__layer *l, const paged__norm
 
 void paged__add_attention(paged__lane *t, const paged__layer *l) {
     const paged__runner *r = t->runner;
+    then_comes(t, l->gate.w ? &l->gate : &l->up, 1);
     multiply_add(t, &l->wo, &(source){.rows = r->a, .n_cols = (int32_t)r->a_dim, .row_map = t->row_map},
                  &l->attn_post_norm);
 }
@@ -291,6 +311,7 @@ void paged__make_hidden(paged__lane *t, const paged__layer *l, const paged__norm
     const paged__hparams *hp = &t->model->hp;
     const source normed = {.rows = t->x, .n_cols = hp->n_embd, .norm = norm};
     paged__input next;
+    then_comes(t, &l->down, 1);
     if (!l->gate.w) {
         multiply_one(t, &l->up, &normed, r->h);
         activate_hidden(t, activation, NULL);
@@ -313,6 +334,10 @@ void paged__make_hidden(paged__lane *t, const paged__layer *l, const paged__norm
 
 void paged__add_hidden(paged__lane *t, const paged__layer *l) {
     paged__input made;
+    if (l->index + 1 < t->model->hp.n_layers)
+        then_comes(t, t->model->layers[l->index + 1].qkv, t->model->layers[l->index + 1].n_qkv);
+    else
+        then_comes(t, &t->model->output, 1);
     const source hidden = {
         .rows = t->runner->h, .n_cols = t->model->hp.n_ff, .made = hidden_input(t, l, &made) ? &made : NULL};
     multiply_add(t, &l->down, &hidden, &l->ffn_post_norm);

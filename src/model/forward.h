@@ -8,6 +8,9 @@
  * A thread that was away may still be at a word that is over for the others, and finds no share left in it.
  * So outside of its shares a word looks at nothing that a later one changes.
  *
+ * A step of few rows is reading weights, and there is a moment of nothing at the end of each phase. So a word
+ * with a product knows which one mostly follows, and who waits brings the weights of that one nearer.
+ *
  *   x     the residual stream                  [n_rows, n_embd]
  *   qkv   queries, keys, values of a row       [n_rows, (n_heads + n_kv_heads) * dk + n_kv_heads * dv]
  *   a     what attention gives                 [n_rows, n_heads * dv]
@@ -39,6 +42,8 @@ typedef struct paged__lane {
     int32_t n_rows;         /* of x: n_tokens; n_outputs once the last layer has attended */
     const int32_t *row_map; /* [n_rows] rows of `a` that belong to those of x; NULL: the same */
     float *x;
+    const paged__affine *next; /* [n_next] matrices of the product behind this one, with one input */
+    int32_t n_next;
 } paged__lane;
 
 typedef enum paged__activation {

@@ -70,7 +70,10 @@ int64_t paged__runner_max_rows(const paged__runner *r);
  * behind the other. By one thread, while no other attends. */
 void paged__runner_plan_kept(paged__runner *r, const paged__layer *l);
 
-enum { PAGED__FEW_ROWS = 4 }; /* inputs of so few rows each thread makes for itself: cheaper than a phase */
+enum {
+    PAGED__FEW_ROWS = 4, /* inputs of so few rows each thread makes for itself: cheaper than a phase */
+    PAGED__AHEAD_BYTES = 256 << 10 /* of a thread's weights come nearer while it waits: a part of its L2 */
+};
 
 struct paged__team;
 

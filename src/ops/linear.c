@@ -105,6 +105,41 @@ static int32_t tile_at(int64_t cut, const paged__matrix *w, int64_t bytes_before
     return (int32_t)PAGED_MIN((inside + step / 2) / step * at_once, (int64_t)w->n_tiles);
 }
 
+/* Tiles [begin, end) of each matrix that are the part of thread ith; `up`: of a gated unit whose gate is w[0]. */
+typedef struct part {
+    int32_t begin[4], end[4];
+} part;
+
+static part part_of(const paged__matrix *const *w, int32_t n, const paged__matrix *up, int32_t ith,
+                    int32_t nth) {
+    part p;
+    int64_t tile_bytes[4], all = 0, before = 0;
+    for (int32_t i = 0; i < n; i++) {
+        tile_bytes[i] = (int64_t)(w[i]->tile_bytes + (up ? up->tile_bytes : 0));
+        all += tile_bytes[i] * w[i]->n_tiles;
+    }
+    const int64_t cuts[2] = {(int64_t)((double)all * ith / nth), (int64_t)((double)all * (ith + 1) / nth)};
+    for (int32_t i = 0; i < n; i++) {
+        const int32_t at_once = paged__tiles_at_once(w[i]->type);
+        p.begin[i] = tile_at(cuts[0], w[i], before, tile_bytes[i], at_once);
+        p.end[i] = ith + 1 == nth ? w[i]->n_tiles : tile_at(cuts[1], w[i], before, tile_bytes[i], at_once);
+        before += tile_bytes[i] * w[i]->n_tiles;
+    }
+    return p;
+}
+
+const uint8_t *paged__linear_begin(const paged__matrix *const *w, int32_t n_w, int32_t ith, int32_t nth,
+                                   size_t *n_bytes) {
+    const part p = part_of(w, n_w, NULL, ith, nth);
+    for (int32_t i = 0; i < n_w; i++) {
+        if (p.begin[i] >= p.end[i]) continue;
+        *n_bytes = (size_t)(p.end[i] - p.begin[i]) * w[i]->tile_bytes;
+        return paged__tile_at(w[i], p.begin[i]);
+    }
+    *n_bytes = 0;
+    return NULL;
+}
+
 bool paged__linear_into_act(const paged__matrix *w) {
     return paged__is_quantised(w->type) && w->n_rows % (2 * PAGED__ACT_BLOCK) == 0;
 }
@@ -120,19 +155,10 @@ void paged__linear_run(const paged__linear_job *job, int32_t ith, int32_t nth) {
                      (!glu || job->w[i]->n_rows == job->w[0]->n_rows));
     PAGED_ASSERT(!job->act || (glu && paged__linear_into_act(job->w[0])));
     if (job->x->n_tokens <= 0) return;
-    int64_t tile_bytes[4], all = 0, before = 0;
-    for (int32_t i = 0; i < n; i++) {
-        tile_bytes[i] = (int64_t)(job->w[i]->tile_bytes + (glu ? job->w[1]->tile_bytes : 0));
-        all += tile_bytes[i] * job->w[i]->n_tiles;
-    }
-    const int64_t cuts[2] = {(int64_t)((double)all * ith / nth), (int64_t)((double)all * (ith + 1) / nth)};
+    const part p = part_of(job->w, n, glu ? job->w[1] : NULL, ith, nth);
     for (int32_t i = 0, y_first = 0; i < n; y_first += job->w[i++]->n_rows) {
-        const paged__matrix *w = job->w[i];
-        const int32_t at_once = paged__tiles_at_once(w->type);
-        const int32_t begin = tile_at(cuts[0], w, before, tile_bytes[i], at_once);
-        const int32_t end = ith + 1 == nth ? w->n_tiles : tile_at(cuts[1], w, before, tile_bytes[i], at_once);
-        for (int32_t t = begin; t < end; t += at_once)
-            run_tiles(k, job, i, y_first, t, PAGED_MIN(at_once, end - t));
-        before += tile_bytes[i] * w->n_tiles;
+        const int32_t at_once = paged__tiles_at_once(job->w[i]->type);
+        for (int32_t t = p.begin[i]; t < p.end[i]; t += at_once)
+            run_tiles(k, job, i, y_first, t, PAGED_MIN(at_once, p.end[i] - t));
     }
 }

@@ -116,6 +116,11 @@ bool paged__linear_into_act(const paged__matrix *w);
 /* The part of thread ith of nth: row tiles, so that bytes of weights are equal. Cannot fail. */
 void paged__linear_run(const paged__linear_job *job, int32_t ith, int32_t nth);
 
+/* Where that part of a stack of n_w matrices (of a gated unit: of its gate) begins, and how many bytes it has
+ * there in one piece: for who can bring them to a cache before. */
+const uint8_t *paged__linear_begin(const paged__matrix *const *w, int32_t n_w, int32_t ith, int32_t nth,
+                                   size_t *n_bytes);
+
 /* ---- what a model does to rows between its products, on the same instruction sets ---- */
 
 /* out [n] = x / sqrt(mean(x^2) + eps) * weight; out may be x. The sum is in the order of paged__act_set(). */
