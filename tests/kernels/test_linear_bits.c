@@ -143,6 +143,44 @@ static void stacks(void) {
     for (int32_t i = 0; i < 3; i++) weights_free(&v[i]);
 }
 
+/* The bytes that a part reads first are those whose outputs it writes first. */
+static void where_parts_begin(void) {
+    static const paged__weight_type types[3] = {PAGED__W_Q4_K, PAGED__W_Q8_0, PAGED__W_Q6_K};
+    static const int32_t n_rows[3] = {64, 33, 48}, before[4] = {0, 64, 97, 145};
+    uint64_t rng = test_seed;
+    weights v[3];
+    for (int32_t i = 0; i < 3; i++) v[i] = weights_make(types[i], n_rows[i], 512, false, 1, &rng);
+    const paged__matrix *const w[3] = {&v[0].w, &v[1].w, &v[2].w};
+    inputs in = inputs_make(1, 512, &rng);
+    paged__act act = activate(&in, true, 0, 1);
+    float y[145];
+    for (int32_t nth = 1; nth <= 9; nth++)
+        for (int32_t ith = 0; ith < nth; ith++) {
+            for (int32_t e = 0; e < 145; e++) y[e] = -12345.0f;
+            const paged__linear_job job = {
+                .w = {w[0], w[1], w[2]}, .n_w = 3, .x = &act, .y = y, .y_stride = 145};
+            paged__linear_run(&job, ith, nth);
+            int32_t e = 0, i = 0, last;
+            while (e < 145 && y[e] == -12345.0f) e++;
+            size_t n_bytes = 1;
+            const uint8_t *begin = paged__linear_begin(w, 3, ith, nth, &n_bytes);
+            if (e == 145) {
+                CHECK(!begin && n_bytes == 0);
+                continue;
+            }
+            while (e >= before[i + 1]) i++;
+            for (last = e; last + 1 < before[i + 1] && y[last + 1] != -12345.0f;) last++;
+            const int32_t first_tile = (e - before[i]) / 16, last_tile = (last - before[i]) / 16 + 1;
+            CHECK(begin == w[i]->data + (size_t)first_tile * w[i]->tile_bytes);
+            /* Tiles that are padding are read as well. */
+            CHECK(n_bytes == (size_t)(last_tile + last_tile % 2 - first_tile) * w[i]->tile_bytes);
+        }
+    CHECK(!paged__linear_begin(w, 0, 0, 1, &(size_t){0}));
+    free(act.data);
+    inputs_free(&in);
+    for (int32_t i = 0; i < 3; i++) weights_free(&v[i]);
+}
+
 static void epilogues(void) {
     uint64_t rng = test_seed;
     weights gate = weights_make(PAGED__W_Q4_1, 53, 96, false, 1, &rng),
@@ -266,5 +304,6 @@ static void activations(void) {
 }
 
 #define TESTS(X)                                                                                             \
-    X(one_matrix) X(many_tokens) X(stacks) X(epilogues) X(into_activations) X(poison) X(activations)
+    X(one_matrix)                                                                                            \
+    X(many_tokens) X(stacks) X(where_parts_begin) X(epilogues) X(into_activations) X(poison) X(activations)
 TEST_MAIN(TESTS)

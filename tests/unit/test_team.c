@@ -135,6 +135,31 @@ static void who_is_away_is_not_waited_for(void) {
         }
 }
 
+/* Who waits asks for what lies ahead of it, all of it but not more; who is waited for does not. */
+typedef struct looking {
+    paged__team *team;
+    const uint8_t *end[2]; /* of what was asked for */
+} looking;
+
+static const uint8_t ahead_bytes[100 * 64 + 1];
+
+static void look(void *user, int32_t ith, int32_t nth) {
+    looking *l = user;
+    paged__team_place place = {.ith = ith, .ahead = ahead_bytes, .ahead_end = ahead_bytes + 100 * 64};
+    (void)nth;
+    for (int32_t s; (s = paged__team_share(l->team, &place)) >= 0;)
+        if (ith == 1 || s == 1) usleep(20000);
+    l->end[ith] = place.ahead;
+}
+
+static void who_waits_looks_ahead(void) {
+    looking l = {.team = make(2)};
+    paged__team_run(l.team, look, &l);
+    CHECK(l.end[0] == ahead_bytes + 100 * 64 || l.end[1] == ahead_bytes + 100 * 64);
+    for (int32_t i = 0; i < 2; i++) CHECK(l.end[i] >= ahead_bytes && l.end[i] <= ahead_bytes + 100 * 64);
+    paged__team_free(l.team);
+}
+
 /* What run's caller wrote before is seen inside, and what the threads wrote is seen after. */
 typedef struct count {
     int32_t add, n_seen[MAX_THREADS], nth[MAX_THREADS];
@@ -332,6 +357,7 @@ static void create_refuses(void) {
     X(barriers_hold)                                                                                         \
     X(phases_hold)                                                                                           \
     X(who_is_away_is_not_waited_for)                                                                         \
+    X(who_waits_looks_ahead)                                                                                 \
     X(runs_follow_each_other)                                                                                \
     X(idle_uses_no_cpu)                                                                                      \
     X(more_threads_than_cores)                                                                               \
