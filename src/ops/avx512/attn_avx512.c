@@ -397,16 +397,18 @@ static void many_pv(const paged__step *step) {
     }
 }
 
-/* Scores are a block ahead, so that the processor, which looks some hundred instructions ahead, is not held
- * up by the weights that follow from them. */
+/* K of a step, then V: both together are more than L1. The weights of a block of rows are made while the
+ * products of the one before it are under way. */
 static void attend(const paged__step *step) {
-    int32_t n = paged__n_blocks(step, ROWS), r = 0, next = paged__block_row(step, ROWS, 1);
-    many_qk_block(step, 0, next);
-    for (int32_t block = 0, after; block < n; block++, r = next, next = after) {
-        after = block + 1 < n ? paged__block_row(step, ROWS, block + 2) : next;
-        softmax_rows(step, r, next);
+    const int32_t n = paged__n_blocks(step, ROWS);
+    for (int32_t block = 0, r = 0, next; block < n; block++, r = next) {
+        next = paged__block_row(step, ROWS, block + 1);
         paged__bring(&step->k, block, n);
-        if (after > next) many_qk_block(step, next, after - next);
+        many_qk_block(step, r, next - r);
+    }
+    for (int32_t block = 0, r = 0, next; block < n; block++, r = next) {
+        next = paged__block_row(step, ROWS, block + 1);
+        softmax_rows(step, r, next);
         paged__bring(&step->v, block, n);
         many_pv_block(step, r, next - r);
     }
