@@ -53,13 +53,19 @@ typedef struct paged__tiles {
     const void *at[PAGED__STEP_TILES], *next[PAGED__TILES_AHEAD];
     const float *scale[PAGED__STEP_TILES], *next_scale[PAGED__STEP_TILES]; /* i8: [16] of each tile */
     int32_t n_next, next_lines; /* `attend`: tiles of `next`, 4 or 8; lines of each, as it lies in memory */
+    int32_t far_bytes;          /* the farther distance */
 } paged__tiles;
+
+/* Tile j, counted on through `next`. */
+static inline const uint8_t *paged__tile_on(const paged__tiles *tiles, int32_t j) {
+    return j < PAGED__STEP_TILES ? tiles->at[j] : tiles->next[j - PAGED__STEP_TILES];
+}
 
 /* The tile that comes about so many bytes after tile j, of tiles of so many bytes. */
 static inline const uint8_t *paged__tile_ahead(const paged__tiles *tiles, int32_t j, int32_t distance_bytes,
                                                int32_t tile_bytes) {
-    int32_t to = j + PAGED_MIN(PAGED_MAX(distance_bytes / tile_bytes, 1), PAGED__TILES_AHEAD);
-    return to < PAGED__STEP_TILES ? tiles->at[to] : tiles->next[to - PAGED__STEP_TILES];
+    return paged__tile_on(tiles,
+                          j + PAGED_MIN(PAGED_MAX(distance_bytes / tile_bytes, 1), PAGED__TILES_AHEAD));
 }
 
 /* What the kernels of a step work on. All rows belong to one KV head and see at least one token. */
@@ -117,6 +123,10 @@ typedef struct paged__kernels {
                    int32_t n); /* out[n] = o / l or o * (1 / l), never -0 */
     /* paged__blocks_exist of tables.h; NULL: plain C. */
     bool (*blocks_exist)(const int32_t *blocks, int32_t n, int32_t n_blocks);
+    /* The farther distance of paged__tiles is twice the nearer one. On processors of Intel L2 waits for few
+     * more prefetches than L1, and its own prefetcher brings most lines: it follows requests within 4 KiB,
+     * and does so best where they are not far ahead. */
+    bool looks_near;
     /* On 64 scores, see scores.h. NULL: those of paged__kernels_ref. */
     void (*softcap)(float *s, float cap);
     void (*alibi)(float *s, float slope, int32_t first);

@@ -67,15 +67,18 @@ static void configure_v(int32_t n) {
 
 /* ---- prefetching ---- */
 
-/* With few rows: lines of tiles at two distances ahead. */
+/* With few rows: lines of tiles at two distances ahead, near for the reason of `looks_near` (ops.h). */
+enum { K_NEAR = 1, V_NEAR = 2, FAR = 3 };
+
 typedef struct stream {
     const uint8_t *near, *far;
     int32_t n; /* lines to come */
 } stream;
 
-static stream stream_of(const paged__tiles *tiles, int32_t tile, int32_t lines) {
-    return (stream){paged__tile_ahead(tiles, tile, PAGED__NEAR_BYTES, lines * LINE),
-                    paged__tile_ahead(tiles, tile, PAGED__FAR_BYTES, lines * LINE), lines};
+/* From line `first` on, of tiles of so many. */
+static stream stream_of(const paged__tiles *tiles, int32_t tile, int32_t near, int32_t first, int32_t lines) {
+    return (stream){paged__tile_on(tiles, tile + near) + first * LINE,
+                    paged__tile_on(tiles, tile + FAR) + first * LINE, lines - first};
 }
 
 /* Of a tile register all lines are read at once, so the near ones come into L1. */
@@ -187,7 +190,7 @@ static void qk_few(const paged__step *step) {
     configure_k(step, step->n_rows);
     for (int32_t tile = step->seen[0].first / PAGED_TILE; tile <= last; tile++) {
         int64_t at = 0, lines = k_lines(step), whole = lines / LINES * LINE;
-        stream f = stream_of(&step->k, tile, (int32_t)lines);
+        stream f = stream_of(&step->k, tile, K_NEAR, 0, (int32_t)lines);
         k[0] = step->k.at[tile];
         TILE_ZERO(0);
         for (; at < whole; at += LINE) {
@@ -289,9 +292,10 @@ static bool find_common(const paged__step *step, paged__range *all) {
            (high.end == low.end || are_finite(step, (paged__range){PAGED_MAX(low.end, low.first), high.end}));
 }
 
-/* Rows from r on, as many as are configured, with weights at p; 16 * n elements from d on. */
-INLINE void pv_columns(const paged__step *step, const values *v, bringer *b, stream *f, paged__range tiles,
-                       int32_t r, const uint8_t *p, int32_t d, const int n) {
+/* Rows from r on, as many as are configured, with weights at p; 16 * n elements from d on. Few rows bring a
+ * part of a tile in with each, in the order of its lines. */
+INLINE void pv_columns(const paged__step *step, const values *v, bringer *b, const bool is_few,
+                       paged__range tiles, int32_t r, const uint8_t *p, int32_t d, const int n) {
     const int64_t o_bytes = step->o_stride * (int64_t)sizeof(float);
     float *o = step->o + r * step->o_stride + d;
     TILE_LOAD(0, o, o_bytes);
@@ -316,7 +320,10 @@ INLINE void pv_columns(const paged__step *step, const values *v, bringer *b, str
             TILE_LOAD(7, at + 3 * LINE, stride);
             TILE_DOT_BF16(3, 6, 7);
         }
-        if (f) fetch_stream(f, n * PAIRS);
+        if (is_few) {
+            stream f = stream_of(&step->v, tile, V_NEAR, d / 16 * PAIRS, (step->head_dim_v + 1) / 2);
+            fetch_stream(&f, n * PAIRS);
+        }
         if (b) bring(b);
     }
     TILE_STORE(0, o, o_bytes);
@@ -325,22 +332,22 @@ INLINE void pv_columns(const paged__step *step, const values *v, bringer *b, str
     if (n > 3) TILE_STORE(3, o + 48, o_bytes);
 }
 
-INLINE void pv_rows(const paged__step *step, const values *v, bringer *b, stream *f, paged__range tiles,
-                    int32_t r, const uint8_t *p) {
+INLINE void pv_rows(const paged__step *step, const values *v, bringer *b, const bool is_few,
+                    paged__range tiles, int32_t r, const uint8_t *p) {
     for (int32_t d = 0, n; d < step->o_floats; d += 16 * n) {
         n = paged__next_rows((step->o_floats - d) / 16, 4);
         switch (n) {
         case 1:
-            pv_columns(step, v, b, f, tiles, r, p, d, 1);
+            pv_columns(step, v, b, is_few, tiles, r, p, d, 1);
             break;
         case 2:
-            pv_columns(step, v, b, f, tiles, r, p, d, 2);
+            pv_columns(step, v, b, is_few, tiles, r, p, d, 2);
             break;
         case 3:
-            pv_columns(step, v, b, f, tiles, r, p, d, 3);
+            pv_columns(step, v, b, is_few, tiles, r, p, d, 3);
             break;
         default:
-            pv_columns(step, v, b, f, tiles, r, p, d, 4);
+            pv_columns(step, v, b, is_few, tiles, r, p, d, 4);
             break;
         }
     }
@@ -352,21 +359,18 @@ static paged__range tiles_of(const paged__step *step, int32_t r, int32_t n) {
                           (step->seen[r + n - 1].end + PAGED_TILE - 1) / PAGED_TILE};
 }
 
-/* Few rows, r … end - 1: tile after tile. */
+/* Few rows, r … end - 1. Sums stay in their tiles for a step: to store and load them takes longer than that
+ * lines of V come in two halves. */
 static void pv_few(const paged__step *step, const values *v, int32_t r, int32_t end) {
-    paged__range tiles = tiles_of(step, r, end - r);
     configure_v(end - r);
-    for (int32_t tile = tiles.first; tile < tiles.end; tile++) {
-        stream f = stream_of(&step->v, tile, (step->head_dim_v + 1) / 2);
-        pv_rows(step, v, NULL, &f, (paged__range){tile, tile + 1}, r, step->p + r * step->p_stride);
-    }
+    pv_rows(step, v, NULL, true, tiles_of(step, r, end - r), r, step->p + r * step->p_stride);
 }
 
 static void pv_many(const paged__step *step, const values *v, int32_t r, int32_t end) {
     for (int32_t n; r < end; r += n) {
         n = PAGED_MIN(end - r, ROWS);
         configure_v(n);
-        pv_rows(step, v, NULL, NULL, tiles_of(step, r, n), r, step->p + r * step->p_stride);
+        pv_rows(step, v, NULL, false, tiles_of(step, r, n), r, step->p + r * step->p_stride);
     }
 }
 
@@ -412,14 +416,14 @@ static void attend_blocks(const paged__step *step, const values *v) {
         }
         softmax_rows(step, s[i % 2], step->p, r, r + ROWS);
         if (varies) configure_v(ROWS);
-        pv_rows(step, v, &b, NULL, tiles_of(step, r, ROWS), r, step->p);
+        pv_rows(step, v, &b, false, tiles_of(step, r, ROWS), r, step->p);
     }
     if (rest == 0) return;
     configure_k(step, rest);
     qk_rows(step, &b, n * ROWS, rest, step->s);
     softmax_rows(step, step->s, step->p, n * ROWS, step->n_rows);
     configure_v(rest);
-    pv_rows(step, v, &b, NULL, tiles_of(step, n * ROWS, rest), n * ROWS, step->p);
+    pv_rows(step, v, &b, false, tiles_of(step, n * ROWS, rest), n * ROWS, step->p);
 }
 
 static void attend(const paged__step *step) {
@@ -457,5 +461,6 @@ const paged__kernels paged__kernels_amx = {.name = "amx",
                                            .merge = paged__merge_avx512,
                                            .divide = paged__divide_avx512,
                                            .blocks_exist = paged__blocks_exist_avx512,
+                                           .looks_near = true,
                                            .softcap = paged__softcap,
                                            .alibi = paged__alibi};

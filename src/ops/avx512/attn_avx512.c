@@ -80,8 +80,8 @@ INLINE void qk_tile(const paged__step *step, int32_t first_row, int32_t tile, co
     const uint8_t *q = step->q + first_row * step->q_stride, *at = step->k.at[tile],
                   *near = paged__tile_ahead(&step->k, tile, PAGED__NEAR_BYTES,
                                             tile_bytes(step->head_dim_k, type)),
-                  *far =
-                      paged__tile_ahead(&step->k, tile, PAGED__FAR_BYTES, tile_bytes(step->head_dim_k, type));
+                  *far = paged__tile_ahead(&step->k, tile, step->k.far_bytes,
+                                           tile_bytes(step->head_dim_k, type));
     __m512 acc[ROWS];
     UNROLL for (int r = 0; r < n_rows; r++) acc[r] = _mm512_setzero_ps();
     for (int64_t d = 0; d < step->head_dim_k; d++) {
@@ -147,7 +147,7 @@ INLINE void pv_rows(const paged__step *step, int32_t first_row, int32_t t0, int3
         int32_t index = (int32_t)(t / PAGED_TILE);
         const void *tile = step->v.at[index],
                    *near = paged__tile_ahead(&step->v, index, PAGED__NEAR_BYTES, bytes),
-                   *far = paged__tile_ahead(&step->v, index, PAGED__FAR_BYTES, bytes);
+                   *far = paged__tile_ahead(&step->v, index, step->v.far_bytes, bytes);
         int64_t end = PAGED_MIN((t / PAGED_TILE + 1) * PAGED_TILE, (int64_t)t1);
         for (; t < end; t++) {
             __m512 v[4];

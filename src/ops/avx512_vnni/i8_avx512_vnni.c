@@ -2,8 +2,8 @@
  * products of an unsigned and a signed byte to an int32. Sums are exact, so their order is free.
  *
  * qk: a lane is a key, its four bytes the elements d … d + 3. K is the unsigned operand; four bytes of q come
- *     as a broadcast memory operand. 6 rows × 4 tiles are 24 accumulators, 4 registers hold K; few rows take
- *     tile after tile (paged__tiles).
+ *     as a broadcast memory operand. 6 rows × 4 tiles are 24 accumulators, 4 registers hold K; few rows, up
+ *     to 8 at a time, take tile after tile (paged__tiles).
  * pv: a lane is an element of V, its four bytes the tokens of a group of four; a tile has four groups. The
  *     weights of a tile, 4 registers a row, stay while V streams by once, from its first byte to its last.
  *     4 rows at a time.
@@ -12,7 +12,7 @@
 
 #include "ops/i8.h"
 
-enum { QK_ROWS = 6, PV_ROWS = 4, GROUPS = 4, FEW = 12 };
+enum { QK_ROWS = 6, QK_FEW = 8, PV_ROWS = 4, GROUPS = 4, FEW = 12 };
 
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
@@ -37,63 +37,109 @@ INLINE __m512i add_products(__m512i sum, __m512i unsigned_bytes, __m512i signed_
 
 /* ---- scores ---- */
 
-/* Rows r … r + n - 1 against the tiles first … first + n_tiles - 1. */
-INLINE void qk_rows(const paged__step *step, int32_t r, const int n, int32_t first, const int n_tiles) {
-    const uint8_t *at[4], *near[4], *far[4];
-    const int32_t tile_bytes = (step->head_dim_k + 3) / 4 * 64;
-    const paged__i8_q *q[QK_ROWS];
-    __m512i acc[QK_ROWS][4];
-    UNROLL for (int j = 0; j < n_tiles; j++) {
-        at[j] = step->k.at[first + j];
-        near[j] = n_tiles == 1 ? paged__tile_ahead(&step->k, first + j, PAGED__NEAR_BYTES, tile_bytes)
-                               : step->k.next[j];
-        far[j] = paged__tile_ahead(&step->k, first + j, PAGED__FAR_BYTES, tile_bytes);
-    }
+/* The scores of row i with tile j. */
+INLINE void store_scores(const paged__step *step, int32_t i, int32_t j, __m512i sum) {
+    __m512 s = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(paged__i8_q_row(step, i)->scale));
+    _mm512_storeu_ps(step->s + i * PAGED_ATTN_STEP + j * PAGED_TILE,
+                     _mm512_mul_ps(s, _mm512_loadu_ps(step->k.scale[j])));
+}
+
+/* Few rows, r … r + n - 1, against one tile. Up to four rows take the lines in turns for two sums each: one
+ * would wait for itself. The first of all rows bring in what comes. */
+INLINE void qk_tile(const paged__step *step, int32_t r, const int n, int32_t tile) {
+    const int n_sums = n <= 4 ? 2 : 1;
+    const int32_t dk = step->head_dim_k, tile_bytes = (dk + 3) / 4 * 64;
+    const uint8_t *at = step->k.at[tile],
+                  *near = paged__tile_ahead(&step->k, tile, PAGED__NEAR_BYTES, tile_bytes),
+                  *far = paged__tile_ahead(&step->k, tile, step->k.far_bytes, tile_bytes);
+    const paged__i8_q *q[QK_FEW];
+    __m512i acc[QK_FEW][2];
     UNROLL for (int i = 0; i < n; i++) {
         q[i] = paged__i8_q_row(step, r + i);
-        UNROLL for (int j = 0; j < n_tiles; j++) acc[i][j] = _mm512_set1_epi32(q[i]->bias);
+        acc[i][0] = _mm512_set1_epi32(q[i]->bias);
+        acc[i][1] = _mm512_setzero_si512();
     }
-    for (int64_t d = 0; d < step->head_dim_k; d += 4) {
-        __m512i k[4];
-        UNROLL for (int j = 0; j < n_tiles; j++) {
-            k[j] = _mm512_loadu_si512(at[j] + d * PAGED_TILE);
-            _mm_prefetch((const char *)near[j] + d * PAGED_TILE, _MM_HINT_T1);
-            if (n_tiles == 1) _mm_prefetch((const char *)far[j] + d * PAGED_TILE, _MM_HINT_T1);
-        }
-        UNROLL for (int i = 0; i < n; i++) {
-            __m512i four = broadcast4(q[i]->q + d);
-            UNROLL for (int j = 0; j < n_tiles; j++) acc[i][j] = add_products(acc[i][j], k[j], four);
+    for (int64_t d = 0; d < dk; d += 4 * n_sums) {
+        UNROLL for (int j = 0; j < n_sums; j++) {
+            int64_t e = d + 4 * j;
+            if (j > 0 && e >= dk) break;
+            __m512i k = _mm512_loadu_si512(at + e * PAGED_TILE);
+            if (r == 0) {
+                _mm_prefetch((const char *)near + e * PAGED_TILE, _MM_HINT_T1);
+                _mm_prefetch((const char *)far + e * PAGED_TILE, _MM_HINT_T1);
+            }
+            UNROLL for (int i = 0; i < n; i++) acc[i][j] =
+                add_products(acc[i][j], k, broadcast4(q[i]->q + e));
         }
     }
-    UNROLL for (int j = 0; j < n_tiles; j++) {
-        __m512 scale = _mm512_loadu_ps(step->k.scale[first + j]);
-        UNROLL for (int i = 0; i < n; i++) {
-            __m512 s = _mm512_mul_ps(_mm512_cvtepi32_ps(acc[i][j]), _mm512_set1_ps(q[i]->scale));
-            _mm512_storeu_ps(step->s + (r + i) * PAGED_ATTN_STEP + (first + j) * PAGED_TILE,
-                             _mm512_mul_ps(s, scale));
-        }
+    UNROLL for (int i = 0; i < n; i++)
+        store_scores(step, r + i, tile, _mm512_add_epi32(acc[i][0], acc[i][1]));
+}
+
+INLINE void qk_few(const paged__step *step, int32_t r, int32_t n, int32_t tile) {
+    switch (n) {
+    case 1:
+        qk_tile(step, r, 1, tile);
+        break;
+    case 2:
+        qk_tile(step, r, 2, tile);
+        break;
+    case 3:
+        qk_tile(step, r, 3, tile);
+        break;
+    case 4:
+        qk_tile(step, r, 4, tile);
+        break;
+    case 5:
+        qk_tile(step, r, 5, tile);
+        break;
+    case 6:
+        qk_tile(step, r, 6, tile);
+        break;
+    case 7:
+        qk_tile(step, r, 7, tile);
+        break;
+    default:
+        qk_tile(step, r, 8, tile);
+        break;
     }
 }
 
-INLINE void qk_block(const paged__step *step, int32_t r, int32_t n, int32_t first, const int n_tiles) {
+/* Many rows, r … r + n - 1, against all tiles. */
+INLINE void qk_rows(const paged__step *step, int32_t r, const int n) {
+    const paged__i8_q *q[QK_ROWS];
+    __m512i acc[QK_ROWS][4];
+    UNROLL for (int i = 0; i < n; i++) {
+        q[i] = paged__i8_q_row(step, r + i);
+        UNROLL for (int j = 0; j < 4; j++) acc[i][j] = _mm512_set1_epi32(q[i]->bias);
+    }
+    for (int64_t d = 0; d < step->head_dim_k; d += 4) {
+        __m512i k[4];
+        UNROLL for (int j = 0; j < 4; j++) {
+            k[j] = _mm512_loadu_si512((const uint8_t *)step->k.at[j] + d * PAGED_TILE);
+            _mm_prefetch((const char *)step->k.next[j] + d * PAGED_TILE, _MM_HINT_T1);
+        }
+        UNROLL for (int i = 0; i < n; i++) {
+            __m512i four = broadcast4(q[i]->q + d);
+            UNROLL for (int j = 0; j < 4; j++) acc[i][j] = add_products(acc[i][j], k[j], four);
+        }
+    }
+    UNROLL for (int j = 0; j < 4; j++) {
+        UNROLL for (int i = 0; i < n; i++) store_scores(step, r + i, j, acc[i][j]);
+    }
+}
+
+/* Blocks of more than 12 rows have 4 … 6. */
+INLINE void qk_block(const paged__step *step, int32_t r, int32_t n) {
     switch (n) {
-    case 1:
-        qk_rows(step, r, 1, first, n_tiles);
-        break;
-    case 2:
-        qk_rows(step, r, 2, first, n_tiles);
-        break;
-    case 3:
-        qk_rows(step, r, 3, first, n_tiles);
-        break;
     case 4:
-        qk_rows(step, r, 4, first, n_tiles);
+        qk_rows(step, r, 4);
         break;
     case 5:
-        qk_rows(step, r, 5, first, n_tiles);
+        qk_rows(step, r, 5);
         break;
     default:
-        qk_rows(step, r, 6, first, n_tiles);
+        qk_rows(step, r, 6);
         break;
     }
 }
@@ -103,14 +149,17 @@ static void qk(const paged__step *step) {
         _mm_prefetch((const char *)step->k.next_scale[j], _MM_HINT_T1);
         _mm_prefetch((const char *)step->v.next_scale[j], _MM_HINT_T1);
     }
-    bool is_few = step->n_rows <= FEW;
-    for (int32_t tile = 0; tile < PAGED__STEP_TILES; tile += is_few ? 1 : PAGED__STEP_TILES)
+    if (step->n_rows > FEW) {
         for (int32_t r = 0, n; r < step->n_rows; r += n) {
             n = paged__next_rows(step->n_rows - r, QK_ROWS);
-            if (is_few)
-                qk_block(step, r, n, tile, 1);
-            else
-                qk_block(step, r, n, 0, 4);
+            qk_block(step, r, n);
+        }
+        return;
+    }
+    for (int32_t tile = 0; tile < PAGED__STEP_TILES; tile++)
+        for (int32_t r = 0, n; r < step->n_rows; r += n) {
+            n = paged__next_rows(step->n_rows - r, QK_FEW);
+            qk_few(step, r, n, tile);
         }
 }
 
@@ -169,15 +218,18 @@ typedef struct pv_work {
     float *o[PV_ROWS];
 } pv_work;
 
-/* The elements d … d + 15 of V, of which those under the mask exist. */
-INLINE void pv_lanes(const pv_work *w, const uint8_t *v, const uint8_t *near, const uint8_t *far,
+/* The elements d … d + 15 of V, of which those under the mask exist. With `brings`, what comes is
+ * brought in. */
+INLINE void pv_lanes(const pv_work *w, const uint8_t *v, const uint8_t *near, const uint8_t *far, bool brings,
                      int64_t group_bytes, int64_t d, const int n, __mmask16 mask) {
     __m512i sum[PV_ROWS];
     UNROLL for (int i = 0; i < n; i++) sum[i] = _mm512_setzero_si512();
     UNROLL for (int g = 0; g < GROUPS; g++) {
         __m512i four = _mm512_maskz_loadu_epi32(mask, v + g * group_bytes + d * 4);
-        _mm_prefetch((const char *)near + g * group_bytes + d * 4, _MM_HINT_T1);
-        _mm_prefetch((const char *)far + g * group_bytes + d * 4, _MM_HINT_T1);
+        if (brings) {
+            _mm_prefetch((const char *)near + g * group_bytes + d * 4, _MM_HINT_T1);
+            _mm_prefetch((const char *)far + g * group_bytes + d * 4, _MM_HINT_T1);
+        }
         UNROLL for (int i = 0; i < n; i++) sum[i] = add_products(sum[i], w->weight[i][g], four);
     }
     UNROLL for (int i = 0; i < n; i++) {
@@ -189,7 +241,7 @@ INLINE void pv_lanes(const pv_work *w, const uint8_t *v, const uint8_t *near, co
 INLINE void pv_tile(const paged__step *step, int32_t r, int32_t j, const int n) {
     const int32_t tile_bytes = step->head_dim_v * PAGED_TILE;
     const uint8_t *v = step->v.at[j], *near = paged__tile_ahead(&step->v, j, PAGED__NEAR_BYTES, tile_bytes),
-                  *far = paged__tile_ahead(&step->v, j, PAGED__FAR_BYTES, tile_bytes);
+                  *far = paged__tile_ahead(&step->v, j, step->v.far_bytes, tile_bytes);
     int64_t dv = step->head_dim_v, d = 0;
     pv_work w;
     UNROLL for (int i = 0; i < n; i++) {
@@ -199,8 +251,9 @@ INLINE void pv_tile(const paged__step *step, int32_t r, int32_t j, const int n) 
         UNROLL for (int g = 0; g < GROUPS; g++) w.weight[i][g] =
             broadcast4(p->weight + j * PAGED_TILE + g * 4);
     }
-    for (; d + 16 <= dv; d += 16) pv_lanes(&w, v, near, far, dv * 4, d, n, 0xffff);
-    if (d < dv) pv_lanes(&w, v, near, far, dv * 4, d, n, (__mmask16)(0xffffu >> (16 - (dv - d))));
+    const bool brings = r == 0;
+    for (; d + 16 <= dv; d += 16) pv_lanes(&w, v, near, far, brings, dv * 4, d, n, 0xffff);
+    if (d < dv) pv_lanes(&w, v, near, far, brings, dv * 4, d, n, (__mmask16)(0xffffu >> (16 - (dv - d))));
 }
 
 /* Rows r … r + n - 1 against the tiles first … last, of which some may see nothing: weights and scales of
