@@ -45,11 +45,14 @@ _Static_assert(PAGED__INDEX_VERSION == 1 && APPLICATION_ID == 1346849622, "the s
     X(BEGIN, "BEGIN IMMEDIATE")                                                                              \
     X(COMMIT, "COMMIT")                                                                                      \
     X(ROLLBACK, "ROLLBACK")                                                                                  \
-    X(SHAPES, "SELECT id, fingerprint, block_size, block_bytes, slot_bytes, count(slot),"                    \
-              " ifnull(max(slot), -1), ifnull(max(used), 0) AS last, ifnull(max(used_at), 0),"               \
+    X(SHAPES, "SELECT id, fingerprint, block_size, block_bytes, slot_bytes,"                                 \
+              " (SELECT count(*) FROM records WHERE shape = id),"                                            \
+              " ifnull((SELECT max(slot) FROM records WHERE shape = id), -1),"                               \
+              " ifnull((SELECT max(used) FROM records WHERE shape = id), 0) AS last,"                        \
+              " ifnull((SELECT max(used_at) FROM records WHERE shape = id), 0),"                             \
               " (SELECT count(DISTINCT records.key)" PINNED_OF "id),"                                        \
               " EXISTS (SELECT 1 FROM pins WHERE pins.shape = id)"                                           \
-              " FROM shapes LEFT JOIN records ON shape = id GROUP BY id ORDER BY last, id")                  \
+              " FROM shapes ORDER BY last, id")                                                              \
     X(ADD_SHAPE, "INSERT INTO shapes(fingerprint, block_size, block_bytes, slot_bytes) VALUES(?1,?2,?3,?4)") \
     X(DROP_RECORDS, "DELETE FROM records WHERE shape = ?1")                                                  \
     X(DROP_PINS, "DELETE FROM pins WHERE shape = ?1")                                                        \
