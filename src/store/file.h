@@ -78,7 +78,9 @@ paged_status paged__index_touch(paged__index *index, int64_t shape, const paged_
                                 int64_t used_at, paged_error *err);
 paged_status paged__index_erase(paged__index *index, int64_t shape, const paged_key *key, paged_error *err);
 
-/* Takes out up to n records, those not used for longest first, and says which slots they had. */
+/* Takes out up to n <= PAGED__EVICT_MAX records, those not used for longest first, and says which slots they
+ * had. */
+enum { PAGED__EVICT_MAX = 64 };
 paged_status paged__index_evict(paged__index *index, int64_t shape, int64_t *slots, int32_t n,
                                 int32_t *n_evicted, paged_error *err);
 paged_status paged__index_oldest_use(paged__index *index, int64_t shape, int64_t *used, paged_error *err);

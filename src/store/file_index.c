@@ -17,13 +17,16 @@ static const char schema[] =
     " parent BLOB NOT NULL, first INTEGER NOT NULL, n_tokens INTEGER NOT NULL, groups INTEGER NOT NULL,"
     " used INTEGER NOT NULL, used_at INTEGER NOT NULL, tail BLOB,"
     " PRIMARY KEY(shape, key)) WITHOUT ROWID;"
-    "CREATE UNIQUE INDEX records_slot ON records(shape, slot);"
     "CREATE INDEX records_used ON records(shape, used, slot, used_at);"
     "CREATE INDEX records_tail ON records(shape, parent, tail) WHERE tail IS NOT NULL;"
     "CREATE TABLE notes(name TEXT PRIMARY KEY, data BLOB NOT NULL, turn INTEGER NOT NULL,"
     " changed INTEGER NOT NULL, until INTEGER NOT NULL);"
     "CREATE INDEX notes_turn ON notes(turn);"
     "PRAGMA user_version=1; PRAGMA application_id=1346849622;";
+/* No index of slots: a slot is asked for by nobody while records are written, and which are taken the store
+ * knows itself. One of before that goes with its first opening for writing. */
+static const char slots_schema[] = "DROP INDEX IF EXISTS records_slot";
+static const char twice[] = "SELECT EXISTS (SELECT 1 FROM records GROUP BY shape, slot HAVING count(*) > 1)";
 /* An index from before there were pins gets them when it is opened for writing; for reading it has none. */
 #define PINS_COLUMNS                                                                                         \
     "pins(shape INTEGER NOT NULL, key BLOB NOT NULL, name TEXT NOT NULL,"                                    \
@@ -64,7 +67,7 @@ _Static_assert(PAGED__INDEX_VERSION == 1 && APPLICATION_ID == 1346849622, "the s
     X(TOUCH, "UPDATE records SET used = ?3, used_at = ?4 WHERE shape = ?1 AND key = ?2")                     \
     X(ERASE, "DELETE FROM records WHERE shape = ?1 AND key = ?2")                                            \
     X(OLDEST, "SELECT slot, used FROM records WHERE shape = ?1" NOT_PINNED " ORDER BY used LIMIT ?2")        \
-    X(ERASE_SLOT, "DELETE FROM records WHERE shape = ?1 AND slot = ?2")                                      \
+    X(ERASE_USED, "DELETE FROM records WHERE shape = ?1 AND used = ?2 AND slot = ?3")                        \
     X(EXPIRE, "DELETE FROM records WHERE used_at < ?1" NOT_PINNED)                                           \
     X(ERASE_UNPINNED, "DELETE FROM records WHERE shape = ?1" NOT_PINNED)                                     \
     X(PIN, "INSERT INTO pins(name, shape, key) VALUES(?1,?2,?3) ON CONFLICT(shape, key, name) DO NOTHING")   \
@@ -210,9 +213,13 @@ static paged_status check_version(paged__index *index, bool *is_new, paged_error
             "program that made it",
             index->path, (long long)version, PAGED__INDEX_VERSION);
     char said[200];
+    int64_t is_twice = 0;
     status = ask(index, "PRAGMA integrity_check(1)", NULL, said, sizeof said, err);
     if (!status && strcmp(said, "ok") != 0)
         return paged__fail(err, PAGED_ERR_CORRUPT, "%s: %s", index->path, said);
+    if (!status) status = ask(index, twice, &is_twice, NULL, 0, err);
+    if (!status && is_twice)
+        return paged__fail(err, PAGED_ERR_CORRUPT, "%s: two records in one slot", index->path);
     return status;
 }
 
@@ -289,6 +296,7 @@ paged_status paged__index_open(paged__index *index, const char *path, bool read_
         if (!status) status = exec(index, "COMMIT", err);
     }
     if (!status && !is_new) status = see_pins(index, read_only, err);
+    if (!status && !is_new && !read_only) status = exec(index, slots_schema, err);
     if (!status) status = prepare(index, err);
     /* What a crash has left in the log goes into the file, so that the log begins anew. */
     if (!status && !read_only) status = exec(index, "PRAGMA wal_checkpoint(TRUNCATE)", err);
@@ -526,7 +534,7 @@ static paged_status oldest(paged__index *index, int64_t shape, int64_t *slots, i
     sqlite3_bind_int64(stmt, 2, n);
     for (*n_found = 0; *n_found < n && (code = sqlite3_step(stmt)) == SQLITE_ROW; (*n_found)++) {
         slots[*n_found] = sqlite3_column_int64(stmt, 0);
-        if (used) *used = sqlite3_column_int64(stmt, 1);
+        used[*n_found] = sqlite3_column_int64(stmt, 1);
     }
     return end(index, stmt, code, err);
 }
@@ -540,11 +548,14 @@ paged_status paged__index_oldest_use(paged__index *index, int64_t shape, int64_t
 
 paged_status paged__index_evict(paged__index *index, int64_t shape, int64_t *slots, int32_t n,
                                 int32_t *n_evicted, paged_error *err) {
+    int64_t used[PAGED__EVICT_MAX];
     int32_t n_found;
-    paged_status status = oldest(index, shape, slots, NULL, n, &n_found, err);
+    paged_status status =
+        oldest(index, shape, slots, used, PAGED_MIN(n, (int32_t)PAGED__EVICT_MAX), &n_found, err);
     *n_evicted = 0;
     while (*n_evicted < n_found && !status) {
-        status = change_by_numbers(index, ERASE_SLOT, shape, slots[*n_evicted], err);
+        sqlite3_bind_int64(prepared(index, ERASE_USED), 3, slots[*n_evicted]);
+        status = change_by_numbers(index, ERASE_USED, shape, used[*n_evicted], err);
         *n_evicted += !status;
     }
     return status;

@@ -21,8 +21,7 @@ enum {
     GROW_BYTES = 64 << 20,  /* a data file becomes longer by */
     BATCH_TOUCHES = 1024,   /* a transaction of nothing but times of use waits for so many … */
     BATCH_TOUCH_S = 60,     /* … or so long */
-    EVICT_SHARE = 64,       /* of the records go at once, */
-    EVICT_MAX = 64,         /* but not more than this */
+    EVICT_SHARE = 64,       /* of the records go at once, up to PAGED__EVICT_MAX */
     EXPIRE_EVERY_S = 60
 };
 static const char index_name[] = "index.sqlite";
@@ -674,6 +673,7 @@ static paged_status evict_shape(paged__file_store *s, bool *went, paged_error *e
     int32_t n_rows = 0;
     int64_t own = INT64_MAX;
     *went = false;
+    if (s->other_bytes == 0) return PAGED_OK; /* to look at all rows of a full store takes milliseconds */
     paged_status status = paged__index_shapes(&s->index, &rows, &n_rows, err);
     if (!status) status = paged__index_oldest_use(&s->index, s->shape_id, &own, err);
     if (status == PAGED_ERR_NOT_FOUND) status = PAGED_OK;
@@ -692,10 +692,10 @@ static paged_status evict_shape(paged__file_store *s, bool *went, paged_error *e
 }
 
 static paged_status evict_records(paged__file_store *s, paged_error *err) {
-    int64_t slots[EVICT_MAX];
+    int64_t slots[PAGED__EVICT_MAX];
     int32_t n_evicted = 0;
     const int64_t n_used = s->slots.n_slots - s->slots.n_free;
-    const int32_t n = (int32_t)PAGED_MIN(PAGED_MAX(n_used / EVICT_SHARE, 1), EVICT_MAX);
+    const int32_t n = (int32_t)PAGED_MIN(PAGED_MAX(n_used / EVICT_SHARE, 1), PAGED__EVICT_MAX);
     const paged_status status =
         after_change(s, paged__index_evict(&s->index, s->shape_id, slots, n, &n_evicted, err));
     if (status) return status;

@@ -388,6 +388,82 @@ static void pins_come_to_old_indexes(void) {
     close_both();
 }
 
+/* ---- the index and the slots ---- */
+
+static int64_t ask(const char *text) {
+    char path[256];
+    sqlite3 *db;
+    sqlite3_stmt *stmt = NULL;
+    path_of(path, "index.sqlite");
+    CHECK_EQ(sqlite3_open(path, &db), SQLITE_OK);
+    CHECK_EQ(sqlite3_prepare_v2(db, text, -1, &stmt, NULL), SQLITE_OK);
+    CHECK_EQ(sqlite3_step(stmt), SQLITE_ROW);
+    const int64_t n = sqlite3_column_int64(stmt, 0);
+    sqlite3_finalize(stmt);
+    sqlite3_close(db);
+    return n;
+}
+
+/* One that has an index of slots, too, as they had before. */
+static void old_indexes_lose_their_slots(void) {
+    static const char count[] = "SELECT count(*) FROM sqlite_master WHERE name = 'records_slot'";
+    new_dir();
+    open_slots(10);
+    for (int i = 0; i < 10; i++) put(i);
+    close_both();
+    CHECK_EQ(ask(count), 0);
+    sql("CREATE UNIQUE INDEX records_slot ON records(shape, slot)");
+    paged_file_store_config config = world_config(world_dir, 10);
+    config.read_only = true;
+    open_with(&config); /* which changes nothing */
+    CHECK_EQ(n_there(0, 10), 10);
+    close_both();
+    CHECK_EQ(ask(count), 1);
+    open_slots(10);
+    CHECK_EQ(n_there(0, 10), 10);
+    for (int i = 10; i < 25; i++) put(i);
+    CHECK_EQ(n_there(0, 15), 0);
+    CHECK_EQ(n_there(15, 10), 10);
+    close_both();
+    CHECK_EQ(ask(count), 0);
+    CHECK_EQ(ask("SELECT count(DISTINCT slot) FROM records"), 10);
+}
+
+static void two_records_in_one_slot_are_damage(void) {
+    paged_error err;
+    paged_file_store_config config = world_config(world_dir, 10);
+    new_dir();
+    open_slots(10);
+    for (int i = 0; i < 5; i++) put(i);
+    close_both();
+    sql("UPDATE records SET slot = 2 WHERE slot = 4");
+    config.read_only = true;
+    CHECK_EQ(paged_file_store_create(&config, &store, NULL, &err), PAGED_ERR_CORRUPT);
+    CHECK(strstr(err.message, "two records in one slot"));
+    open_slots(10);
+    CHECK(exists("index.sqlite.damaged"));
+    CHECK_EQ(stats_of(&store).n_damaged, 1);
+    CHECK_EQ(n_there(0, 5), 0);
+    put(0);
+    CHECK_EQ(n_there(0, 5), 1);
+    close_both();
+}
+
+/* A row with a slot that no file has is a miss, and goes. */
+static void slots_that_cannot_be(void) {
+    new_dir();
+    open_slots(10);
+    for (int i = 0; i < 5; i++) put(i);
+    close_both();
+    sql("UPDATE records SET slot = -7 WHERE slot = 4");
+    open_slots(10);
+    CHECK_EQ(n_there(0, 5), 4);
+    CHECK_EQ(stats_of(&store).n_damaged, 1);
+    put(4);
+    CHECK_EQ(n_there(0, 5), 5);
+    close_both();
+}
+
 /* ---- other shapes ---- */
 
 static void open_other(const char *fingerprint, int64_t n_slots) {
@@ -816,6 +892,9 @@ static void beside_other_threads(void) {
     X(pinned_records_stay)                                                                                   \
     X(pins_and_limits)                                                                                       \
     X(pins_come_to_old_indexes)                                                                              \
+    X(old_indexes_lose_their_slots)                                                                          \
+    X(two_records_in_one_slot_are_damage)                                                                    \
+    X(slots_that_cannot_be)                                                                                  \
     X(pins_of_others_leave_the_rest)                                                                         \
     X(a_smaller_limit_beside_pins)                                                                           \
     X(pins_wait_for_their_records)                                                                           \
