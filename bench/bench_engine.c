@@ -1,7 +1,7 @@
 /* bench/bench_engine.c: the engine behind the protocol of bench/protocol.h. bench_engine.py drives it beside
  * its peers.
  *
- *     bench_engine MODEL [N_THREADS [N_CTX [BLOCK_SIZE [cache]]]]      0: the engine's default
+ *     bench_engine MODEL [N_THREADS [N_CTX [BLOCK_SIZE [cache|none [int8|bf16]]]]]   0: the default
  *
  * Every answer also says "attn_seconds", the part of it spent in our operators (RoPE, kv_write,
  * attention), and "chunks", one entry for each step of a prefill: [[prompt tokens done, seconds,
@@ -174,15 +174,16 @@ static void report(const void *self, FILE *out) {
 }
 
 static bool open_ours(ours *o, int argc, char **argv) {
-    const paged_model_config mc = {.struct_size = sizeof mc};
+    paged_model_config mc = {.struct_size = sizeof mc};
     /* The same prompt comes again and again, and is to be computed each time, unless told otherwise. */
     paged_engine_config ec = {.struct_size = sizeof ec,
                               .kv_type = PAGED_KV_AUTO,
-                              .no_prefix_cache = argc <= 5,
+                              .no_prefix_cache = argc <= 5 || strcmp(argv[5], "cache") != 0,
                               .max_running = REQUESTS_MAX};
     if (argc > 2) ec.n_threads = atoi(argv[2]);
     if (argc > 3) ec.n_ctx = atoi(argv[3]);
     if (argc > 4) ec.block_size = atoi(argv[4]);
+    if (argc > 6) mc.linear = strcmp(argv[6], "bf16") == 0 ? PAGED_LINEAR_BF16 : PAGED_LINEAR_I8;
     if (paged_model_load(argv[1], &mc, &o->model, &o->err)) return false;
     if (paged_engine_create(o->model, &ec, &o->engine, &o->err)) return false;
     paged_model_info model;
@@ -198,7 +199,7 @@ static bool open_ours(ours *o, int argc, char **argv) {
 
 int main(int argc, char **argv) {
     if (argc < 2) {
-        fputs("bench_engine MODEL [N_THREADS [N_CTX [BLOCK_SIZE [cache]]]]\n", stderr);
+        fputs("bench_engine MODEL [N_THREADS [N_CTX [BLOCK_SIZE [cache|none [int8|bf16]]]]]\n", stderr);
         return 2;
     }
     ours *o = paged__calloc(1, sizeof *o);

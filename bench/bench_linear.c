@@ -415,7 +415,7 @@ static product open_product(paged__weight_type type, int32_t n_rows, int32_t n_c
 static void close_product(product *p) {
     munmap(p->gguf, (size_t)p->n_copies * p->gguf_bytes);
     munmap(p->packed, (size_t)p->n_copies * p->packed_bytes);
-    munmap(p->act.data, paged__act_bytes(p->act.quantised, p->n_tokens, p->n_cols));
+    munmap(p->act.data, paged__act_bytes(p->act.kind, p->n_tokens, p->n_cols));
     free(p->x);
     free(p->y);
     if (!p->ctx) return;

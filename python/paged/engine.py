@@ -34,6 +34,7 @@ __all__ = ["Completion", "Conversation", "LLM", "Stream"]
 
 WAIT_MS = 200  # how long a wait is deaf to Ctrl-C
 
+LINEAR = {"int8": lib.PAGED_LINEAR_I8, "bf16": lib.PAGED_LINEAR_BF16}
 KV_TYPES = {"auto": lib.PAGED_KV_AUTO, "f16": lib.PAGED_TYPE_F16, "f32": lib.PAGED_TYPE_F32, "bf16": lib.PAGED_TYPE_BF16, "i8": lib.PAGED_TYPE_I8}
 
 # Options of a request that are one number or truth of paged_request.
@@ -65,13 +66,14 @@ class Completion(NamedTuple):
 class _Service:
     """The native model and service. Calls are counted, so that close() frees nothing under somebody's feet."""
 
-    def __init__(self, path, config):
+    def __init__(self, path, config, linear):
         model, service, error = ffi.new("paged_model **"), ffi.new("paged_service **"), new_error()
         self.model = self.service = None
         self.left = collections.deque()  # ids of streams that were dropped
         self._idle = threading.Condition()
         self._inside, self._closed = 0, False
-        check(lib.paged_model_load(os.fsencode(path), ffi.NULL, model, error), error)
+        how = ffi.new("paged_model_config *", {"struct_size": ffi.sizeof("paged_model_config"), "linear": linear})
+        check(lib.paged_model_load(os.fsencode(path), how, model, error), error)
         self.model = model[0]
         # What the configuration says about the pool takes the model's shape.
         check(lib.paged_service_create(self.model, config(self.model), service, error), error)
@@ -145,6 +147,7 @@ class LLM:
     cache_config  {"block_size": 16, "max_blocks": 100000, "enable_paged": True} as the documents write it
     budget_bytes  a pool above it is refused with both numbers; None: memory_bytes()
     kv_type       "auto" (bf16 where the processor multiplies it, else f16; `info` says which), "f16", "f32", "bf16", "i8"
+    linear        "int8", or "bf16" where the processor has AMX: how linear layers multiply quantised weights
     threads       0: as many as this process has CPUs
     prefix_cache  False: requests share nothing
     ring_tokens   tokens that a stream's reader may lag behind; None: any number
@@ -156,7 +159,7 @@ class LLM:
                  block_size: int | None = None, max_blocks: int | None = None, pool_bytes: int = 0,
                  cache_config: Mapping[str, Any] | None = None, budget_bytes: int | None = None, kv_type: str = "auto",
                  chunk_tokens: int = 0, threads: int = 0, prefix_cache: bool = True, packed_tails: bool = True,
-                 ring_tokens: int | None = None) -> None:
+                 ring_tokens: int | None = None, linear: str = "int8") -> None:
         if cache_config is not None:
             read = read_config(cache_config)
             block_size, max_blocks = read.get("block_size", block_size), read.get("max_blocks", max_blocks)
@@ -180,7 +183,7 @@ class LLM:
             engine.pool_bytes = self._pool_bytes(native, engine, max_blocks, pool_bytes, budget_bytes)
             return config
 
-        self._service = _Service(model, sized)
+        self._service = _Service(model, sized, choice(linear, LINEAR, "linear"))
         self.tokenizer = lib.paged_model_tokenizer(self._service.model)
 
     @staticmethod

@@ -349,7 +349,8 @@ static int batch_command(paged__cli *cli, int argc, char **argv) {
     b.jobs = paged__calloc((size_t)o->parallel, sizeof *b.jobs);
     code = b.done && b.refused && b.jobs ? open_files(&b)
                                          : paged__error(cli, "%s", paged_status_text(PAGED_ERR_NO_MEMORY));
-    if (code == PAGED__EXIT_OK) code = paged__session_load(&b.session, cli, o->model);
+    if (code == PAGED__EXIT_OK)
+        code = paged__session_load(&b.session, cli, o->model, (paged_linear)o->memory.linear);
     if (code == PAGED__EXIT_OK) code = paged__session_start(&b.session, &o->memory, o->parallel, &o->places);
     if (code == PAGED__EXIT_OK) {
         paged_engine_info info;

@@ -451,7 +451,7 @@ static int chat_command(paged__cli *cli, int argc, char **argv) {
     if (o->log_level < 0) o->log_level = o->quiet ? PAGED_LOG_ERROR : PAGED_LOG_WARN;
     paged__log_to_stderr(cli, (paged_log_level)o->log_level);
     paged__interrupt_catch(cli);
-    code = paged__session_load(&c.session, cli, o->model);
+    code = paged__session_load(&c.session, cli, o->model, (paged_linear)o->memory.linear);
     if (code == PAGED__EXIT_OK && !c.session.info.chat_template)
         code = paged__error(
             cli, "this model has no chat template, so it cannot hold a conversation; see paged run");

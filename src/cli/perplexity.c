@@ -31,6 +31,7 @@ static const paged__option options_table[] = {
      "tokens of a piece of the text (default: 512, or the model's\ncontext if that is less)"},
     {PAGED__OPTION_CHOICE, 0, "kv-type", "TYPE", AT(memory.kv_choice), 0, 0, paged__kv_choices,
      PAGED__KV_HELP},
+    PAGED__LINEAR_ROW(perplexity_options, memory.linear),
     {PAGED__OPTION_INT, 0, "threads", "N", AT(memory.n_threads), 1, 256, NULL,
      "threads (default: the cores that this process may use)"},
     {PAGED__OPTION_FLAG, 0, "json", NULL, AT(json), 0, 0, NULL, "one JSON object"},
@@ -138,7 +139,8 @@ static int report(perplexity *p) {
 static int run_all(perplexity *p) {
     perplexity_options *o = &p->options;
     int code = paged__text_take(p->cli, NULL, o->file, &p->text);
-    if (code == PAGED__EXIT_OK) code = paged__session_load(&p->session, p->cli, o->model);
+    if (code == PAGED__EXIT_OK)
+        code = paged__session_load(&p->session, p->cli, o->model, (paged_linear)o->memory.linear);
     if (code != PAGED__EXIT_OK) return code;
     /* The token that the engine generates behind a piece has no slot. */
     if (o->memory.ctx == 0) o->memory.ctx = PAGED_MIN((int32_t)CTX_DEFAULT, p->session.info.n_ctx_train);

@@ -283,7 +283,9 @@ static void print_stats(run *r) {
 
 static int run_all(run *r) {
     int code = paged__text_take(r->cli, r->options.prompt, r->options.file, &r->prompt_text);
-    if (code == PAGED__EXIT_OK) code = paged__session_load(&r->session, r->cli, r->options.model);
+    if (code == PAGED__EXIT_OK)
+        code = paged__session_load(&r->session, r->cli, r->options.model,
+                                   (paged_linear)r->options.memory.linear);
     if (code == PAGED__EXIT_OK) code = make_prompt(r);
     if (code == PAGED__EXIT_OK)
         code = paged__session_start(&r->session, &r->options.memory, 1, &r->options.places);

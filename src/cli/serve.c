@@ -176,7 +176,8 @@ static int start_service(serve *s) {
 
 static void *load(void *user) {
     serve *s = user;
-    s->code = paged__session_load(&s->session, s->cli, s->options.model);
+    s->code =
+        paged__session_load(&s->session, s->cli, s->options.model, (paged_linear)s->options.memory.linear);
     if (s->code == PAGED__EXIT_OK) s->code = start_service(s);
     paged__server_model model = {.service = s->service, .path = s->session.model_path};
     if (s->code == PAGED__EXIT_OK) {

@@ -16,6 +16,7 @@
 const char *const paged__kv_types[] = {TYPES};
 const char *const paged__kv_choices[] = {"auto", TYPES};
 #undef TYPES
+const char *const paged__linear_choices[] = {"int8", "bf16", NULL};
 const char *const paged__log_levels[] = {"error", "warn", "info", "debug", NULL};
 
 /* ---- model and engine ---- */
@@ -24,13 +25,14 @@ static void on_load(void *user, float fraction) {
     paged__term_progress(user, "loading", (double)fraction);
 }
 
-int paged__session_load(paged__session *s, paged__cli *cli, const char *named) {
+int paged__session_load(paged__session *s, paged__cli *cli, const char *named, paged_linear linear) {
     *s = (paged__session){.cli = cli, .model_path = paged__args_model(cli, named, "--model FILE")};
     if (!s->model_path) return PAGED__EXIT_USAGE;
     const uint64_t start = paged__now_ns();
     const paged_model_config config = {.struct_size = sizeof config,
                                        .progress = cli->quiet ? NULL : on_load,
-                                       .progress_user = cli->quiet ? NULL : &cli->term};
+                                       .progress_user = cli->quiet ? NULL : &cli->term,
+                                       .linear = linear};
     paged_error err;
     const paged_status status = paged_model_load(s->model_path, &config, &s->model, &err);
     paged__term_clear(&cli->term);

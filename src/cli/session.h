@@ -15,7 +15,8 @@ typedef struct paged__memory_options {
     int32_t ctx, block_size, n_threads, chunk, kv_choice; /* of paged__kv_choices */
     size_t pool_bytes;
     bool contiguous;
-    bool fit; /* the context and pool that the memory at hand holds */
+    int32_t linear; /* a paged_linear */
+    bool fit;       /* the context and pool that the memory at hand holds */
     const char *device;
 } paged__memory_options;
 
@@ -26,9 +27,10 @@ typedef struct paged__sampling_options {
     bool ignore_eos;
 } paged__sampling_options;
 
-extern const char *const paged__kv_types[];   /* index: paged_type */
-extern const char *const paged__kv_choices[]; /* the first is auto, paged_type i comes as i + 1 */
-extern const char *const paged__log_levels[]; /* index: paged_log_level */
+extern const char *const paged__kv_types[];       /* index: paged_type */
+extern const char *const paged__kv_choices[];     /* the first is auto, paged_type i comes as i + 1 */
+extern const char *const paged__linear_choices[]; /* index: paged_linear */
+extern const char *const paged__log_levels[];     /* index: paged_log_level */
 
 /* Defaults of the structs above. */
 #define PAGED__MEMORY_DEFAULTS                                                                               \
@@ -38,6 +40,13 @@ extern const char *const paged__log_levels[]; /* index: paged_log_level */
 
 #define PAGED__KV_HELP                                                                                       \
     "auto, f16, f32, bf16 or int8 (default: auto, bf16 where the\nprocessor multiplies it, else f16)"
+
+#define PAGED__LINEAR_ROW(T, field)                                                                          \
+    {                                                                                                        \
+        PAGED__OPTION_CHOICE, 0, "linear", "TYPE", offsetof(T, field), 0, 0, paged__linear_choices,          \
+            "int8, or bf16 (AMX only): how linear layers multiply quantised\nweights; bf16 is faster for "   \
+            "prompts of large models (default: int8)"                                                        \
+    }
 
 #define PAGED__MODEL_ROW(T, field)                                                                           \
     {                                                                                                        \
@@ -172,6 +181,7 @@ extern const char *const paged__log_levels[]; /* index: paged_log_level */
          "the largest context and pool that the memory at hand holds, up\nto --ctx"},                        \
         {PAGED__OPTION_CHOICE, 0, "kv-type", "TYPE", offsetof(T, m.kv_choice), 0, 0, paged__kv_choices,      \
          PAGED__KV_HELP},                                                                                    \
+        PAGED__LINEAR_ROW(T, m.linear),                                                                      \
         {PAGED__OPTION_INT,                                                                                  \
          0,                                                                                                  \
          "block-size",                                                                                       \
@@ -216,7 +226,7 @@ typedef struct paged__session {
 
 /* Loads the model (named, or $PAGED_MODEL) with a progress bar unless quiet. Returns an exit code; the error
  * has been told. */
-int paged__session_load(paged__session *session, paged__cli *cli, const char *named);
+int paged__session_load(paged__session *session, paged__cli *cli, const char *named, paged_linear linear);
 
 /* kv_type of an engine's config for one of paged__kv_choices. */
 int32_t paged__kv_type_of(int32_t choice);

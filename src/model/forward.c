@@ -298,10 +298,11 @@ static void activate_hidden(paged__lane *t, paged__activation activation, const 
     }
 }
 
-/* True: h is never floats, but the quantised input of `down`, in the same memory. */
+/* True: h is never floats, but the input of `down` in its form, in the same memory. */
 static bool hidden_input(const paged__lane *t, const paged__layer *l, paged__input *in) {
     if (!l->gate.w || !paged__weight_chains(l->gate.w, l->up.w, l->down.w)) return false;
-    paged__input_init(in, PAGED__FORM_QUANTISED, t->n_rows, t->model->hp.n_ff, (uint8_t *)t->runner->h);
+    paged__input_init(in, paged__weight_form(l->down.w), t->n_rows, t->model->hp.n_ff,
+                      (uint8_t *)t->runner->h);
     return true;
 }
 

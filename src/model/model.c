@@ -45,7 +45,7 @@ static paged_status load(paged_model *m, const char *path, const paged_model_con
     }
     if ((s = paged__model_tensors(m, err))) return s;
     ggml_cpu_init(); /* the tables behind its conversions */
-    return paged__model_pack(m, config->progress, config->progress_user, err);
+    return paged__model_pack(m, config->linear, config->progress, config->progress_user, err);
 }
 
 paged_status paged_model_load(const char *path, const paged_model_config *config, paged_model **out,
@@ -58,6 +58,12 @@ paged_status paged_model_load(const char *path, const paged_model_config *config
                                config->struct_size, sizeof c);
         memcpy(&c, config, config->struct_size);
     }
+    if ((unsigned)c.linear > PAGED_LINEAR_BF16)
+        return paged__fail(err, PAGED_ERR_INVALID_ARG, "linear is %d", (int)c.linear);
+    if (c.linear == PAGED_LINEAR_BF16 && !c.vocab_only && !paged__linear_bf16())
+        return paged__fail(err, PAGED_ERR_UNSUPPORTED,
+                           "linear bf16 asks for a processor with AMX, and here are %s",
+                           paged__linear_kernels());
     const uint64_t start = paged__now_ns();
     paged_model *m = paged__calloc(1, sizeof *m);
     if (!m) return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for a model");

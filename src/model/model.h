@@ -132,10 +132,10 @@ static inline bool paged__model_multiplies(const paged_model *m, const paged__we
     return w == m->output.w || (w != m->tok_embd && w != m->pos_embd);
 }
 
-/* pack.c: packs what our kernels take and fills is_packed, packed, packed_bytes, linear_kernels. `progress`
- * may be NULL. Errors: NO_MEMORY. */
-paged_status paged__model_pack(paged_model *m, void (*progress)(void *user, float fraction), void *user,
-                               paged_error *err);
+/* pack.c: packs what our kernels take and fills is_packed, as_bf16, packed, packed_bytes, linear_kernels.
+ * `progress` may be NULL. Errors: NO_MEMORY. */
+paged_status paged__model_pack(paged_model *m, paged_linear linear,
+                               void (*progress)(void *user, float fraction), void *user, paged_error *err);
 
 /* *all: whether products give one row the same bits alone and among others, and on one thread and on several,
  * for each type of matrix in the model (selftest.c). `text`: "q4_1: yes, f16: no". Errors: NO_MEMORY. */

@@ -53,6 +53,12 @@ static void pack_all(void *user, int32_t ith, int32_t nth) {
     }
 }
 
+static const char *kernels_name(const paged_model *m) {
+    for (int32_t i = 0; i < m->n_weights; i++)
+        if (m->weights[i].as_bf16) return paged__linear_bf16();
+    return paged__linear_kernels();
+}
+
 /* "avx512_vnni, packed q8_0, q4_1; ggml iq2_s" */
 static void describe(paged_model *m) {
     size_t used = 0;
@@ -65,8 +71,7 @@ static void describe(paged_model *m) {
             const char *gap = any ? ", " : !packed ? (used ? "; ggml " : "ggml ") : ", packed ";
             if (used < sizeof m->linear_kernels)
                 used += (size_t)snprintf(m->linear_kernels + used, sizeof m->linear_kernels - used, "%s%s%s",
-                                         packed && !any ? paged__linear_kernels() : "", gap,
-                                         ggml_type_name(w->type));
+                                         packed && !any ? kernels_name(m) : "", gap, ggml_type_name(w->type));
             any = true;
         }
     }
@@ -92,6 +97,16 @@ static bool measure(paged_model *m, size_t *all_file_bytes) {
     return true;
 }
 
+/* After measure(). Weights of floats are multiplied in one way only. */
+static void choose(paged_model *m, paged_linear linear) {
+    paged__weight_type type;
+    if (linear != PAGED_LINEAR_BF16) return;
+    for (int32_t i = 0; i < m->n_weights; i++) {
+        paged__weight *w = &m->weights[i];
+        w->as_bf16 = w->is_packed && paged__weight_can_pack(w, &type) && paged__wants_quantised(type);
+    }
+}
+
 static void lay_out(paged_model *m) {
     uint8_t *at = m->packed;
     for (int32_t i = 0; i < m->n_weights; i++) {
@@ -103,12 +118,13 @@ static void lay_out(paged_model *m) {
     }
 }
 
-paged_status paged__model_pack(paged_model *m, void (*progress)(void *user, float fraction), void *user,
-                               paged_error *err) {
+paged_status paged__model_pack(paged_model *m, paged_linear linear,
+                               void (*progress)(void *user, float fraction), void *user, paged_error *err) {
     packing p = {.m = m, .progress = progress, .user = user};
     if (!measure(m, &p.total_bytes) || !(m->packed = paged__alloc_huge(m->packed_bytes)))
         return paged__fail(err, PAGED_ERR_NO_MEMORY, "no memory for %zu bytes of packed weights",
                            m->packed_bytes);
+    choose(m, linear);
     lay_out(m);
     const int32_t n_threads =
         m->packed_bytes < SMALL_BYTES ? 1 : PAGED_MIN(paged_cpu_count(), (int32_t)PAGED__TEAM_MAX);

@@ -28,6 +28,7 @@ bool paged__weight_can_pack(const paged__weight *w, paged__weight_type *type) {
 }
 
 paged__form paged__weight_form(const paged__weight *w) {
+    if (w->is_packed && w->as_bf16) return PAGED__FORM_BF16;
     if (w->is_packed) return paged__wants_quantised(w->matrix.type) ? PAGED__FORM_QUANTISED : PAGED__FORM_F32;
     return (paged__form)ggml_get_type_traits_cpu(w->type)->vec_dot_type;
 }
@@ -46,15 +47,21 @@ static bool is_ours(paged__form form) {
     return form < 0;
 }
 
+static paged__act_kind kind_of(paged__form form) {
+    return form == PAGED__FORM_BF16        ? PAGED__ACT_BF16
+           : form == PAGED__FORM_QUANTISED ? PAGED__ACT_I8
+                                           : PAGED__ACT_F32;
+}
+
 size_t paged__input_bytes(paged__form form, int32_t n_rows, int32_t n_cols) {
-    if (is_ours(form)) return paged__act_bytes(form == PAGED__FORM_QUANTISED, n_rows, n_cols);
+    if (is_ours(form)) return paged__act_bytes(kind_of(form), n_rows, n_cols);
     return (size_t)n_rows * ggml_row_size((enum ggml_type)form, n_cols);
 }
 
 void paged__input_init(paged__input *in, paged__form form, int32_t n_rows, int32_t n_cols, uint8_t *data) {
     *in = (paged__input){.form = form, .n_rows = n_rows, .n_cols = n_cols, .data = data};
     if (is_ours(form))
-        in->act = paged__act_make(form == PAGED__FORM_QUANTISED, n_rows, n_cols, data);
+        in->act = paged__act_make(kind_of(form), n_rows, n_cols, data);
     else
         in->row_bytes = ggml_row_size((enum ggml_type)form, n_cols);
 }
@@ -133,9 +140,9 @@ static void run_by_rows(const paged__product *p, int32_t ith, int32_t nth) {
 }
 
 bool paged__weight_chains(const paged__weight *gate, const paged__weight *up, const paged__weight *down) {
-    return paged__weight_form(gate) == PAGED__FORM_QUANTISED &&
-           paged__weight_form(up) == PAGED__FORM_QUANTISED &&
-           paged__weight_form(down) == PAGED__FORM_QUANTISED && paged__linear_into_act(&gate->matrix);
+    const paged__form form = paged__weight_form(gate);
+    return (form == PAGED__FORM_QUANTISED || form == PAGED__FORM_BF16) && paged__weight_form(up) == form &&
+           paged__weight_form(down) == form && paged__linear_into_act(&gate->matrix);
 }
 
 void paged__product_run(const paged__product *p, int32_t ith, int32_t nth) {

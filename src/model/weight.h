@@ -5,8 +5,9 @@
  * output element is one fixed computation on its row of W and its row of x, so its bits do not depend on
  * how many rows x has, on the threads, or on the cut.
  *
- * A product takes its input in the form that its matrices want (*form*): quantised or f32 as our kernels have
- * it, or a type of ggml. Matrices of one product share an input, so they must want the same form.
+ * A product takes its input in the form that its matrices want (*form*): quantised, bf16 or f32 as our
+ * kernels have it, or a type of ggml. Matrices of one product share an input, so they must want the same
+ * form.
  *
  * May include base/, ops, ggml. Thread rule: a weight does not change after load; pure functions.
  */
@@ -24,11 +25,12 @@ typedef struct paged__weight {
     const uint8_t *rows;    /* [n_rows][row_bytes] in the mapped file */
     size_t row_bytes;
     bool is_packed;
+    bool as_bf16;         /* packed, and multiplied as bf16 (PAGED__ACT_BF16) */
     paged__matrix matrix; /* if packed */
 } paged__weight;
 
-enum { PAGED__FORM_QUANTISED = -2, PAGED__FORM_F32 = -1 };
-typedef int32_t paged__form; /* one of the two, or ≥ 0: ggml's type */
+enum { PAGED__FORM_BF16 = -3, PAGED__FORM_QUANTISED = -2, PAGED__FORM_F32 = -1 };
+typedef int32_t paged__form; /* one of these, or ≥ 0: ggml's type */
 
 paged__form paged__weight_form(const paged__weight *w);
 

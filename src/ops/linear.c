@@ -24,32 +24,46 @@ const char *paged__linear_kernels(void) {
     return kernels()->name;
 }
 
-size_t paged__act_bytes(bool quantised, int32_t n_tokens, int32_t n_cols) {
+const char *paged__linear_bf16(void) {
+#if defined(__x86_64__)
+    if (paged_cpu_flags() & PAGED_CPU_AMX) return paged__linear_amx_bf16.name;
+#endif
+    return NULL;
+}
+
+size_t paged__act_bytes(paged__act_kind kind, int32_t n_tokens, int32_t n_cols) {
     size_t bytes;
     if (n_tokens <= 0 || n_cols <= 0 || n_cols > INT32_MAX - 255) return 0;
-    const size_t row = quantised ? (size_t)paged__act_blocks(n_cols) * sizeof(paged__act_block)
-                                 : (size_t)n_cols * sizeof(float);
+    const size_t n_blocks = (size_t)paged__act_blocks(n_cols);
+    const size_t row = kind == PAGED__ACT_I8     ? n_blocks * sizeof(paged__act_block)
+                       : kind == PAGED__ACT_BF16 ? n_blocks * PAGED__ACT_BLOCK * 2
+                                                 : (size_t)n_cols * sizeof(float);
     return paged__mul((size_t)n_tokens, row, &bytes) ? bytes : 0;
 }
 
 /* Groups are as few as can be, and of about the same size. */
-paged__act paged__act_make(bool quantised, int32_t n_tokens, int32_t n_cols, uint8_t *data) {
-    const bool wide = quantised && n_tokens >= PAGED__AMX_TOKENS && kernels()->wide_groups;
+paged__act paged__act_make(paged__act_kind kind, int32_t n_tokens, int32_t n_cols, uint8_t *data) {
+    const bool wide = kind == PAGED__ACT_BF16 ||
+                      (kind == PAGED__ACT_I8 && n_tokens >= PAGED__AMX_TOKENS && kernels()->wide_groups);
     const int32_t most = wide ? PAGED__AMX_GROUP : PAGED__ACT_GROUP, tokens = PAGED_MAX(n_tokens, 1);
     const int32_t n_groups = (tokens + most - 1) / most;
-    return (paged__act){quantised, n_tokens, n_cols, (tokens + n_groups - 1) / n_groups, data};
+    return (paged__act){kind, n_tokens, n_cols, (tokens + n_groups - 1) / n_groups, data};
 }
 
 /* The reference takes groups of any size: those that are wider than the kernels chosen now, because others
  * were when they were made. */
 static const paged__linear_kernels_table *kernels_for(const paged__act *x) {
     const paged__linear_kernels_table *k = kernels();
+#if defined(__x86_64__)
+    if (x->kind == PAGED__ACT_BF16) return &paged__linear_amx_bf16;
+#endif
+    PAGED_ASSERT(x->kind != PAGED__ACT_BF16);
     return x->group <= PAGED__ACT_GROUP || k->wide_groups ? k : &paged__linear_ref;
 }
 
 void paged__act_set(const paged__act *act, int32_t token, const float *x, const float *norm_weight,
                     float eps) {
-    kernels()->act_set(act, token, x, norm_weight, eps);
+    kernels_for(act)->act_set(act, token, x, norm_weight, eps);
 }
 
 void paged__rms_norm(float *out, const float *x, int32_t n, const float *weight, float eps) {
@@ -61,25 +75,25 @@ void paged__turn(float *x, const paged__turns *turns, int32_t n_heads, int32_t h
 }
 
 /* Tokens of a chunk: whole groups, and chunks of about the same size. */
-static int32_t chunk_tokens(const paged__act *x, int32_t n_tiles) {
-    const int32_t most = PAGED__SUMS_MAX / (n_tiles * PAGED__ROW_TILE) / x->group * x->group;
+static int32_t chunk_tokens(const paged__act *x, int32_t n_tiles, int32_t n_sums) {
+    const int32_t most = n_sums / (n_tiles * PAGED__ROW_TILE) / x->group * x->group;
     const int32_t n_chunks = (x->n_tokens + most - 1) / most;
     return paged__round_up((x->n_tokens + n_chunks - 1) / n_chunks, x->group);
 }
 
-/* Some tiles of matrix i (GLU: of gate and up), all tokens; y_first: where its part of a row of y begins. */
+/* Some tiles of matrix i (GLU: of gate and up), all tokens; y_first: where its part of a row of y begins.
+ * sums[2][n_sums]: room. */
 static void run_tiles(const paged__linear_kernels_table *k, const paged__linear_job *job, int32_t i,
-                      int32_t y_first, int32_t tile, int32_t n_tiles) {
-    _Alignas(64) float sums[2][PAGED__SUMS_MAX];
+                      int32_t y_first, int32_t tile, int32_t n_tiles, float *sums, int32_t n_sums) {
     const bool glu = job->epilogue >= PAGED__SWIGLU, add = job->epilogue == PAGED__ADD;
     const int32_t row = tile * PAGED__ROW_TILE, n_tokens = job->x->n_tokens,
-                  stride = n_tiles * PAGED__ROW_TILE, chunk = chunk_tokens(job->x, n_tiles);
-    PAGED_ASSERT(n_tiles == 2 || !paged__is_quantised(job->w[i]->type));
-    paged__outcome out = {.sums = sums[0],
+                  stride = n_tiles * PAGED__ROW_TILE, chunk = chunk_tokens(job->x, n_tiles, n_sums);
+    PAGED_ASSERT(n_tiles % 2 == 0 || !paged__is_quantised(job->w[i]->type));
+    paged__outcome out = {.sums = sums,
                           .stride = stride,
                           .bias = job->bias[i] ? job->bias[i] + row : NULL,
                           .bias_other = glu && job->bias[1] ? job->bias[1] + row : NULL,
-                          .other = glu ? sums[1] : NULL,
+                          .other = glu ? sums + n_sums : NULL,
                           .other_stride = add ? job->residual_stride : stride,
                           .y_stride = job->y_stride,
                           .act = job->act,
@@ -92,10 +106,25 @@ static void run_tiles(const paged__linear_kernels_table *k, const paged__linear_
         out.act_token = first;
         if (!job->act) out.y = job->y + first * job->y_stride + at;
         if (add) out.other = job->residual + first * job->residual_stride + at;
-        k->sums(sums[0], job->w[i], tile, n_tiles, job->x, first, out.n_tokens);
-        if (glu) k->sums(sums[1], job->w[1], tile, n_tiles, job->x, first, out.n_tokens);
+        k->sums(sums, job->w[i], tile, n_tiles, job->x, first, out.n_tokens);
+        if (glu) k->sums(sums + n_sums, job->w[1], tile, n_tiles, job->x, first, out.n_tokens);
         k->finish(&out);
     }
+}
+
+static void run_narrow(const paged__linear_kernels_table *k, const paged__linear_job *job, int32_t i,
+                       int32_t y_first, int32_t begin, int32_t end) {
+    _Alignas(64) float sums[2 * PAGED__SUMS_MAX];
+    const int32_t at_once = paged__tiles_at_once(job->w[i]->type);
+    for (int32_t t = begin; t < end; t += at_once)
+        run_tiles(k, job, i, y_first, t, PAGED_MIN(at_once, end - t), sums, PAGED__SUMS_MAX);
+}
+
+static void run_wide(const paged__linear_kernels_table *k, const paged__linear_job *job, int32_t i,
+                     int32_t y_first, int32_t begin, int32_t end) {
+    _Alignas(64) float sums[2 * PAGED__WIDE_SUMS_MAX];
+    for (int32_t t = begin; t < end; t += PAGED__WIDE_TILES)
+        run_tiles(k, job, i, y_first, t, PAGED_MIN(PAGED__WIDE_TILES, end - t), sums, PAGED__WIDE_SUMS_MAX);
 }
 
 /* The first tile that begins at or behind byte `cut` of a stack of tiles, in steps of `at_once`. */
@@ -151,14 +180,15 @@ void paged__linear_run(const paged__linear_job *job, int32_t ith, int32_t nth) {
     PAGED_ASSERT(job->n_w >= 1 && job->n_w <= 4 && (!glu || job->n_w == 2));
     for (int32_t i = 0; i < job->n_w; i++)
         PAGED_ASSERT(job->w[i]->n_cols == job->x->n_cols &&
-                     paged__wants_quantised(job->w[i]->type) == job->x->quantised &&
+                     paged__wants_quantised(job->w[i]->type) == (job->x->kind != PAGED__ACT_F32) &&
                      (!glu || job->w[i]->n_rows == job->w[0]->n_rows));
-    PAGED_ASSERT(!job->act || (glu && paged__linear_into_act(job->w[0])));
+    PAGED_ASSERT(!job->act || (glu && paged__linear_into_act(job->w[0]) && job->act->kind == job->x->kind));
     if (job->x->n_tokens <= 0) return;
     const part p = part_of(job->w, n, glu ? job->w[1] : NULL, ith, nth);
     for (int32_t i = 0, y_first = 0; i < n; y_first += job->w[i++]->n_rows) {
-        const int32_t at_once = paged__tiles_at_once(job->w[i]->type);
-        for (int32_t t = p.begin[i]; t < p.end[i]; t += at_once)
-            run_tiles(k, job, i, y_first, t, PAGED_MIN(at_once, p.end[i] - t));
+        const paged__matrix *w = job->w[i];
+        const bool wide =
+            k->wide_tiles && paged__is_quantised(w->type) && job->x->n_tokens > 2 * job->x->group;
+        (wide ? run_wide : run_narrow)(k, job, i, y_first, p.begin[i], p.end[i]);
     }
 }

@@ -13,6 +13,10 @@
  * 64 columns, each one chain of multiply-adds). Therefore an output has the same bits for any number of
  * tokens, any thread count, any division of rows, and on all instruction sets.
  *
+ * Activations of kind PAGED__ACT_BF16 are multiplied in another way, on AMX: both sides rounded to bf16, one
+ * chain of TDPBF16PS over ascending blocks. The same bits for any number of tokens, threads and division, but
+ * others than those above.
+ *
  * Packed, a tile holds for each block of 32 columns the 16 rows' quants in the order in which a vector of 16
  * lanes (one a row) × 4 consecutive columns wants them, so that the broadcast of 4 activations against it is
  * one VPDPBUSD; 4-bit types keep two nibbles a byte. Each type keeps its bits per weight (K-quants gain up to
@@ -52,10 +56,17 @@ typedef struct paged__matrix {
     size_t tile_bytes;
 } paged__matrix;
 
+/* The form of activations. What is quantised may be multiplied in either of the last two. */
+typedef enum paged__act_kind {
+    PAGED__ACT_F32,
+    PAGED__ACT_I8,  /* a scale for 32 */
+    PAGED__ACT_BF16 /* where paged__linear_bf16() names kernels; by weights that are scaled to bf16 first */
+} paged__act_kind;
+
 /* Activations of n_tokens rows; the memory is the caller's, paged__act_bytes() of it, 64-byte aligned. Made
  * by paged__act_make(). */
 typedef struct paged__act {
-    bool quantised; /* else f32 */
+    paged__act_kind kind;
     int32_t n_tokens, n_cols;
     int32_t group; /* tokens that lie together, as the kernels chosen when it was made want it */
     uint8_t *data;
@@ -73,7 +84,7 @@ typedef struct paged__linear_job {
     const paged__matrix *w[4]; /* [n_w] one input, outputs one behind the other; GLU: gate and up */
     int32_t n_w;
     const float *bias[4]; /* each [n_rows] or NULL */
-    const paged__act *x;  /* quantised as paged__wants_quantised() says for every w */
+    const paged__act *x;  /* f32 or not as paged__wants_quantised() says for every w */
     float *y;             /* [n_tokens, sum of n_rows] (GLU: [n_tokens, n_rows]), rows of y_stride floats */
     int64_t y_stride;
     const paged__act *act; /* or instead of y, of GLU: the next product's activations [n_tokens, n_rows] */
@@ -101,8 +112,8 @@ void paged__matrix_pack(const paged__matrix *w, const void *rows, size_t row_byt
 /* One row back as f32 [n_cols]: for embeddings, and tests. */
 void paged__matrix_row(const paged__matrix *w, int32_t row, float *out);
 
-size_t paged__act_bytes(bool quantised, int32_t n_tokens, int32_t n_cols);
-paged__act paged__act_make(bool quantised, int32_t n_tokens, int32_t n_cols, uint8_t *data);
+size_t paged__act_bytes(paged__act_kind kind, int32_t n_tokens, int32_t n_cols);
+paged__act paged__act_make(paged__act_kind kind, int32_t n_tokens, int32_t n_cols, uint8_t *data);
 /* Row `token` of the activations from f32 [n_cols]. With `norm_weight` [n_cols] it is RMS-normalised first:
  * x / sqrt(mean(x^2) + eps) * norm_weight (sum in a fixed order). Threads may set different rows at once;
  * all must be set before a matrix runs. Quantised, a row that holds NaN or an infinity gives NaN. */
@@ -138,6 +149,8 @@ void paged__turn(float *x, const paged__turns *turns, int32_t n_heads, int32_t h
 
 /* "amx", "avx512_vnni", "avx2", "neon_dot", "neon", "ref" */
 const char *paged__linear_kernels(void);
+/* Those that multiply PAGED__ACT_BF16 here: "amx_bf16"; NULL: none do. */
+const char *paged__linear_bf16(void);
 
 #pragma GCC visibility pop
 

@@ -4,6 +4,8 @@
  * a tile are interleaved by 4 columns: a dword of the tile is 4 columns (8 nibbles of 4 columns and of those
  * 16 further) of one row. It runs at the speed of memory; the source may be unaligned.
  */
+#include <math.h>
+
 #include "ops/linear_kernels.h"
 
 const uint8_t paged__iq4_nl[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
@@ -37,7 +39,8 @@ static int32_t n_tiles_of(paged__weight_type type, int32_t n_rows) {
 }
 
 static size_t tile_bytes_of(paged__weight_type type, int32_t n_cols) {
-    if (paged__is_quantised(type)) return (size_t)n_units_of(type, n_cols) * (size_t)paged__unit_bytes(type);
+    if (paged__is_quantised(type))
+        return (size_t)n_units_of(type, n_cols) * (size_t)paged__unit_bytes(type) + PAGED__FACTOR_BYTES;
     const size_t bytes = (size_t)n_cols * PAGED__ROW_TILE * (size_t)paged__float_bytes(type);
     return (bytes + 63) & ~(size_t)63;
 }
@@ -205,6 +208,32 @@ static void pack_tile(const paged__matrix *w, uint8_t *tile, const uint8_t *rows
     }
 }
 
+/* A power of two for each row, by which none of its weights reaches 2^15: products in f16 then neither
+ * overflow nor lose small weights. Seen from the largest d and m alone, so it may be less than it could. NaN
+ * for a row that has NaN or an infinity. */
+static void pack_tile_factors(const paged__matrix *w, int32_t t) {
+    const paged__weight_type type = w->type;
+    const uint8_t *unit = paged__tile_at(w, t);
+    const bool is_k = paged__is_k(type);
+    uint16_t most[2][PAGED__ROW_TILE] = {{0}}; /* without signs, f16 are ordered as integers */
+    for (int32_t u = 0; u < n_units_of(type, w->n_cols); u++, unit += paged__unit_step(type))
+        for (int i = 0; i < paged__head_bytes(type) / 32 && i < (is_k ? 2 : 4); i++) {
+            uint16_t *of = most[is_k ? i : i / 2];
+            for (int r = 0; r < PAGED__ROW_TILE; r++)
+                of[r] = PAGED_MAX(of[r], (uint16_t)(load16(unit + i * 32 + r * 2) & 0x7fffu));
+        }
+    const float scale = type == PAGED__W_Q6_K ? 128 : is_k ? 63 : 1;
+    const float range = type == PAGED__W_Q8_0 || type == PAGED__W_IQ4_NL ? 128 : 32;
+    float *factors = paged__tile_factors(w, t);
+    for (int r = 0; r < PAGED__ROW_TILE; r++) {
+        const float bound =
+            paged__f16_to_f32(most[0][r]) * scale * range + paged__f16_to_f32(most[1][r]) * scale;
+        int exponent = 15;
+        if (bound > 0 && isfinite(bound)) (void)frexpf(bound, &exponent);
+        factors[r] = isfinite(bound) ? ldexpf(1.0f, 15 - exponent) : NAN;
+    }
+}
+
 static void pack_float_tile(const paged__matrix *w, uint8_t *tile, const uint8_t *rows, size_t row_bytes,
                             int32_t n_rows) {
     for (int64_t k = 0; k < w->n_cols; k++)
@@ -238,6 +267,7 @@ void paged__matrix_pack(const paged__matrix *w, const void *rows, size_t row_byt
         if (n_rows < PAGED__ROW_TILE || w->n_cols % unit_cols != 0) clear_tile(w, tile);
         if (n_rows > 0)
             (paged__is_quantised(w->type) ? pack_tile : pack_float_tile)(w, tile, src, row_bytes, n_rows);
+        if (paged__is_quantised(w->type)) pack_tile_factors(w, t);
     }
 }
 

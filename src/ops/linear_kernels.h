@@ -42,7 +42,9 @@ enum {
     PAGED__FLOAT_BLOCK = 64, /* columns of a partial sum of F32, F16 and BF16 */
     PAGED__PANEL_COLS = 512, /* columns that a kernel works on before it goes to the next tokens */
     /* Floats that one call of `sums` gives, and weights are unpacked once for: groups of 2 or of 4 tiles. */
-    PAGED__SUMS_MAX = 43 * PAGED__ACT_GROUP * 4 * PAGED__ROW_TILE
+    PAGED__SUMS_MAX = 43 * PAGED__ACT_GROUP * 4 * PAGED__ROW_TILE,
+    PAGED__WIDE_TILES = 16,
+    PAGED__WIDE_SUMS_MAX = 256 * PAGED__WIDE_TILES * PAGED__ROW_TILE
 };
 
 typedef struct paged__act_block {
@@ -68,9 +70,10 @@ typedef struct paged__outcome {
 typedef struct paged__linear_kernels_table {
     const char *name;
     bool wide_groups; /* wants, and takes, groups of more than PAGED__ACT_GROUP tokens */
+    bool wide_tiles;  /* wants, and takes, PAGED__WIDE_TILES at once where tokens are more than two groups */
     /* sums[n_tokens][n_tiles * 16] of the tiles tile0 … and tokens token0 …; token0 begins a group. n_tiles
-     * is paged__tiles_at_once(), or less of F32, F16 and BF16; n_tokens * n_tiles * 16 at most
-     * PAGED__SUMS_MAX. */
+     * is paged__tiles_at_once(), or less of F32, F16 and BF16, or a multiple of it (wide_tiles); n_tokens *
+     * n_tiles * 16 at most PAGED__SUMS_MAX (PAGED__WIDE_SUMS_MAX). */
     void (*sums)(float *sums, const paged__matrix *w, int32_t tile0, int32_t n_tiles, const paged__act *x,
                  int32_t token0, int32_t n_tokens);
     void (*finish)(const paged__outcome *out);
@@ -82,7 +85,8 @@ typedef struct paged__linear_kernels_table {
 
 extern const paged__linear_kernels_table paged__linear_ref;
 #if defined(__x86_64__)
-extern const paged__linear_kernels_table paged__linear_avx2, paged__linear_vnni, paged__linear_amx;
+extern const paged__linear_kernels_table paged__linear_avx2, paged__linear_vnni, paged__linear_amx,
+    paged__linear_amx_bf16;
 #elif defined(__aarch64__)
 extern const paged__linear_kernels_table paged__linear_neon, paged__linear_neon_dot;
 #endif
@@ -140,11 +144,21 @@ static inline int32_t paged__tiles_at_once(paged__weight_type type) {
     return paged__is_quantised(type) ? 2 : 4;
 }
 
+/* Bytes behind the last unit of a tile: the factors of its rows (see pack_tile_factors). */
+enum { PAGED__FACTOR_BYTES = PAGED__ROW_TILE * 4 };
+
 /* Where the tile begins. */
 static inline const uint8_t *paged__tile_at(const paged__matrix *w, int32_t tile) {
     if (!paged__is_quantised(w->type)) return w->data + (size_t)tile * w->tile_bytes;
     return w->data + (size_t)(tile & ~1) * w->tile_bytes +
            (size_t)(tile & 1) * (size_t)paged__unit_bytes(w->type);
+}
+
+/* [16] */
+static inline float *paged__tile_factors(const paged__matrix *w, int32_t tile) {
+    const size_t pair = 2 * w->tile_bytes;
+    return (float *)(void *)(w->data + (size_t)(tile / 2 + 1) * pair -
+                             (size_t)(2 - tile % 2) * PAGED__FACTOR_BYTES);
 }
 
 /* The group of a token: its first token, and how many it has. The last may be smaller than the others. */

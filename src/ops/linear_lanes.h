@@ -274,6 +274,12 @@ PAGED__LANES_FN void paged__quantise(paged__act_block *out, const paged__f32s x[
     out->neg_first = -sums[0];
 }
 
+/* Where a block of a token goes and how; other forms of activations define it otherwise. */
+#ifndef PAGED__PUT_BLOCK
+#define PAGED__PUT_BLOCK(act, group, inside, block, x)                                                       \
+    paged__quantise(paged__group_blocks(act, group) + (int64_t)(block) * (group).width + (inside), x)
+#endif
+
 /* 32 of x, or of (x * scale) * weight. */
 PAGED__LANES_FN void paged__load_block(paged__f32s part[PAGED__ACT_VECTORS], const float *x,
                                        const float *weight, float scale) {
@@ -290,20 +296,19 @@ static void paged__act_quantised(const paged__act *act, int32_t token, const flo
                                  float scale) {
     const paged__group group = paged__group_of(act, token);
     const int32_t n = act->n_cols;
-    paged__act_block *out = paged__group_blocks(act, group) + (token - group.first);
-    for (int32_t b = 0; b < paged__act_blocks(n); b++, out += group.width) {
+    for (int32_t b = 0; b < paged__act_blocks(n); b++) {
         paged__f32s part[PAGED__ACT_VECTORS] = {{0}};
         if (b * PAGED__ACT_BLOCK < n)
             paged__load_block(part, x + b * PAGED__ACT_BLOCK, weight ? weight + b * PAGED__ACT_BLOCK : NULL,
                               scale);
-        paged__quantise(out, part);
+        PAGED__PUT_BLOCK(act, group, token - group.first, b, part);
     }
 }
 
 static void paged__act_set_lanes(const paged__act *act, int32_t token, const float *x, const float *weight,
                                  float eps) {
     const float scale = weight ? paged__rms_scale(x, act->n_cols, eps) : 1.0f;
-    if (act->quantised) {
+    if (act->kind != PAGED__ACT_F32) {
         paged__act_quantised(act, token, x, weight, scale);
         return;
     }
@@ -340,8 +345,7 @@ PAGED__LANES_FN void paged__finish_into_act(const paged__outcome *o, const paged
             for (int32_t i = 0; i < n; i++) {
                 paged__f32s part[PAGED__ACT_VECTORS];
                 paged__load_block(part, made[i], NULL, 1.0f);
-                paged__quantise(paged__group_blocks(o->act, group) + (int64_t)column * group.width + inside,
-                                part);
+                PAGED__PUT_BLOCK(o->act, group, inside, column, part);
                 if (++inside < group.width) continue;
                 group = paged__group_after(o->act, group);
                 inside = 0;

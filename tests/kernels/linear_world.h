@@ -123,10 +123,10 @@ static inline inputs inputs_make(int32_t n_tokens, int32_t n_cols, uint64_t *rng
 }
 
 /* Activations of the tokens token0 … token0 + n - 1, as a batch of their own. The caller frees the data. */
-static inline paged__act activate(const inputs *in, bool quantised, int32_t token0, int32_t n) {
-    const size_t bytes = paged__act_bytes(quantised, n, in->act.n_cols);
+static inline paged__act activate(const inputs *in, paged__act_kind kind, int32_t token0, int32_t n) {
+    const size_t bytes = paged__act_bytes(kind, n, in->act.n_cols);
     CHECK(bytes > 0);
-    const paged__act act = paged__act_make(quantised, n, in->act.n_cols, take_aligned(bytes));
+    const paged__act act = paged__act_make(kind, n, in->act.n_cols, take_aligned(bytes));
     memset(act.data, 0xff, bytes);
     for (int32_t t = n - 1; t >= 0; t--) paged__act_set(&act, t, in->x + (token0 + t) * in->stride, NULL, 0);
     return act;

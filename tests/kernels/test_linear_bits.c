@@ -152,7 +152,7 @@ static void where_parts_begin(void) {
     for (int32_t i = 0; i < 3; i++) v[i] = weights_make(types[i], n_rows[i], 512, false, 1, &rng);
     const paged__matrix *const w[3] = {&v[0].w, &v[1].w, &v[2].w};
     inputs in = inputs_make(1, 512, &rng);
-    paged__act act = activate(&in, true, 0, 1);
+    paged__act act = activate(&in, PAGED__ACT_I8, 0, 1);
     float y[145];
     for (int32_t nth = 1; nth <= 9; nth++)
         for (int32_t ith = 0; ith < nth; ith++) {
@@ -303,7 +303,77 @@ static void activations(void) {
     paged_cpu_mask(~0u);
 }
 
+/* Products of bf16 have bits of their own: each token alone on one thread against all else, where there are
+ * several strips of rows, and one of their room's tokens is beyond it; alone, poisoned tokens are NaN. */
+static void bf16(void) {
+    enum { ROWS = 586, COLS = 768, MANY = 530, SOME = 3 };
+    static const int32_t counts[] = {2, 3, 15, 16, 17, 31, 32, 33, 48, 70, 255, 257, MANY};
+    uint64_t rng = test_seed;
+    for (int32_t type = PAGED__W_Q4_0; type < PAGED__N_WEIGHT_TYPES && paged__linear_bf16(); type++) {
+        weights v = weights_make((paged__weight_type)type, ROWS, COLS, type % 2 == 0, 2, &rng);
+        inputs in = inputs_make(MANY, COLS, &rng);
+        in.x[1 * in.stride + draw(&rng, COLS)] = NAN;
+        in.x[40 * in.stride + draw(&rng, COLS)] = -INFINITY;
+        paged__linear_job job = {.w = {&v.w}, .n_w = 1};
+        float *want = take(MANY * ROWS, sizeof *want);
+        for (int32_t t = 0; t < MANY; t++) {
+            paged__act act = activate(&in, PAGED__ACT_BF16, t, 1);
+            float *y = run_stack(&job, &act, ROWS, 1);
+            memcpy(want + t * ROWS, y, ROWS * sizeof *y);
+            for (int32_t r = 0; r < ROWS; r++) CHECK(isfinite(y[r]) == (t != 1 && t != 40));
+            free(y);
+            free(act.data);
+        }
+        for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+            const int32_t n = counts[i], first = draw(&rng, MANY - n + 1), nth = 1 + draw(&rng, SOME);
+            paged__act act = activate(&in, PAGED__ACT_BF16, first, n);
+            float *y = run_stack(&job, &act, ROWS, nth);
+            if (!same(y, want + first * ROWS, (int64_t)n * ROWS))
+                test_fail(__FILE__, __LINE__,
+                          "type %d: %d tokens from %d on %d threads differ from each alone", type, n, first,
+                          nth);
+            free(y);
+            free(act.data);
+        }
+        free(want);
+        inputs_free(&in);
+        weights_free(&v);
+    }
+}
+
+/* A gated unit of bf16 into activations: what paged__act_set() makes of its rows. */
+static void bf16_into_activations(void) {
+    enum { ROWS = 192 };
+    uint64_t rng = test_seed;
+    if (!paged__linear_bf16()) return;
+    weights gate = weights_make(PAGED__W_Q4_K, ROWS, 256, false, 1, &rng),
+            up = weights_make(PAGED__W_Q6_K, ROWS, 256, false, 1, &rng);
+    inputs in = inputs_make(N_TOKENS, 256, &rng);
+    for (int32_t n = 1; n <= N_TOKENS; n += 23) {
+        paged__act x = activate(&in, PAGED__ACT_BF16, 0, n);
+        paged__linear_job job = {.w = {&gate.w, &up.w}, .n_w = 2, .epilogue = PAGED__SWIGLU};
+        const inputs hidden = {.act = {.n_cols = ROWS}, .x = run_stack(&job, &x, ROWS, 1), .stride = ROWS};
+        paged__act want = activate(&hidden, PAGED__ACT_BF16, 0, n), got = want;
+        const size_t bytes = paged__act_bytes(PAGED__ACT_BF16, n, ROWS);
+        got.data = take_aligned(bytes);
+        memset(got.data, 0xff, bytes);
+        job.x = &x;
+        job.act = &got;
+        for (int32_t i = 0; i < 2; i++) paged__linear_run(&job, i, 2);
+        CHECK(memcmp(got.data, want.data, bytes) == 0);
+        free(hidden.x);
+        free(x.data);
+        free(want.data);
+        free(got.data);
+    }
+    inputs_free(&in);
+    weights_free(&gate);
+    weights_free(&up);
+}
+
 #define TESTS(X)                                                                                             \
     X(one_matrix)                                                                                            \
-    X(many_tokens) X(stacks) X(where_parts_begin) X(epilogues) X(into_activations) X(poison) X(activations)
+    X(many_tokens)                                                                                           \
+    X(stacks) X(where_parts_begin) X(epilogues) X(into_activations) X(poison) X(activations) X(bf16)         \
+        X(bf16_into_activations)
 TEST_MAIN(TESTS)

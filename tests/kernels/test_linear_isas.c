@@ -34,8 +34,11 @@ static paged__matrix matrix_make(paged__weight_type type, int32_t n_cols, uint64
     CHECK(data != NULL);
     paged__matrix_init(&w, type, N_ROWS, n_cols, data);
     if (paged__is_quantised(type)) {
-        const size_t step = (size_t)paged__unit_bytes(type);
-        for (size_t at = 0; at < n_bytes; at += step) fill_quantised(data + at, type, rng);
+        const size_t unit = (size_t)paged__unit_bytes(type);
+        for (int32_t t = 0; t < w.n_tiles; t++) {
+            uint8_t *tile = data + (paged__tile_at(&w, t) - data);
+            for (size_t u = 0; u < w.tile_bytes / unit; u++) fill_quantised(tile + 2 * u * unit, type, rng);
+        }
     } else {
         for (size_t i = 0; i < n_bytes / (size_t)paged__float_bytes(type); i++) {
             const float x = draw_unit(rng);

@@ -192,16 +192,17 @@ static void ggml_row(const weights *v, int32_t r, const float *x, float *y) {
 }
 
 /* Root mean square over all outputs, relative to the same of the outputs. */
-static void no_worse_than_ggml(void) {
+static void check_accuracy(const bool as_bf16) {
     enum { ROWS = 192, COLS = 1536, TOKENS = 4 };
     uint64_t rng = test_seed;
     ggml_cpu_init();
-    printf("relative error against double      ours      ggml\n");
-    for (int32_t type = 0; type < PAGED__N_WEIGHT_TYPES; type++) {
+    printf("relative error against double      ours      ggml  (%s)\n",
+           as_bf16 ? paged__linear_bf16() : paged__linear_kernels());
+    for (int32_t type = as_bf16 ? PAGED__W_Q4_0 : 0; type < PAGED__N_WEIGHT_TYPES; type++) {
         const bool quantised = paged__wants_quantised((paged__weight_type)type);
         weights v = weights_make((paged__weight_type)type, ROWS, COLS, false, 1, &rng);
         inputs in = inputs_make(TOKENS, COLS, &rng);
-        paged__act act = activate(&in, quantised, 0, TOKENS);
+        paged__act act = activate(&in, as_bf16 ? PAGED__ACT_BF16 : quantised, 0, TOKENS);
         float y[TOKENS * ROWS];
         const paged__linear_job job = {.w = {&v.w}, .n_w = 1, .x = &act, .y = y, .y_stride = ROWS};
         paged__linear_run(&job, 0, 1);
@@ -221,11 +222,16 @@ static void no_worse_than_ggml(void) {
         printf("%-28s %10.3g %10.3g\n", weight_name(v.w.type), sqrt(ours / all), sqrt(theirs / all));
         /* A hundredth for chance, since both round the same numbers. F32: ggml has 64 short chains, we have
          * sums of 64 columns; both are rounding alone. */
-        CHECK(sqrt(ours) <= sqrt(theirs) * (type == PAGED__W_F32 ? 2 : 1.01));
+        CHECK(sqrt(ours) <= sqrt(theirs) * (as_bf16 ? 0.5 : type == PAGED__W_F32 ? 2 : 1.01));
         free(act.data);
         inputs_free(&in);
         weights_free(&v);
     }
+}
+
+static void no_worse_than_ggml(void) {
+    check_accuracy(false);
+    if (paged__linear_bf16()) check_accuracy(true);
 }
 
 #define TESTS(X) X(activation_functions) X(norm) X(turn) X(residual_in_place) X(no_worse_than_ggml)
