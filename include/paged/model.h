@@ -22,9 +22,11 @@ typedef struct paged_tokenizer paged_tokenizer;
 
 /* How linear layers of quantised weights are computed. */
 typedef enum paged_linear {
-    PAGED_LINEAR_I8,  /* activations quantised to 8 bits, 32 to a scale: the same bits everywhere */
-    PAGED_LINEAR_BF16 /* weights and activations rounded to bf16, on processors with AMX. More exact; prompts
-                       * and batches are faster, a token alone is slower where weights lie in caches */
+    PAGED_LINEAR_AUTO, /* BF16 where the processor has AMX and the weights are too large for caches (packed,
+                        * 320 MiB and more); else I8 */
+    PAGED_LINEAR_I8,   /* activations quantised to 8 bits, 32 to a scale: the same bits everywhere */
+    PAGED_LINEAR_BF16  /* weights and activations rounded to bf16, on processors with AMX. More exact; prompts
+                        * and batches are faster, a token alone is slower where weights lie in caches */
 } paged_linear;
 
 typedef struct paged_model_config {
@@ -52,10 +54,9 @@ typedef struct paged_model_info {
     int32_t n_tensors;
     int64_t n_params;
     size_t file_bytes, weight_bytes;
-    size_t packed_bytes; /* of weights in the layout of the kernels; 0 with vocab_only */
-    const char
-        *linear_kernels; /* "avx512_vnni, packed q8_0, q4_1; ggml iq2_s", "amx_bf16, …": owned by the model */
-    double load_ms;      /* what paged_model_load took */
+    size_t packed_bytes;               /* of weights in the layout of the kernels; 0 with vocab_only */
+    const char *linear_kernels;        /* "avx512_vnni, packed q8_0, q4_1; ggml iq2_s": owned by the model */
+    double load_ms;                    /* what paged_model_load took */
     float rope_freq_base;              /* 0: no RoPE */
     int32_t window, n_windowed_layers; /* layers that see the last `window` keys only; 0: none do */
     bool tied_output;                  /* the embedding is the output matrix */

@@ -34,7 +34,7 @@ __all__ = ["Completion", "Conversation", "LLM", "Stream"]
 
 WAIT_MS = 200  # how long a wait is deaf to Ctrl-C
 
-LINEAR = {"int8": lib.PAGED_LINEAR_I8, "bf16": lib.PAGED_LINEAR_BF16}
+LINEAR = {"auto": lib.PAGED_LINEAR_AUTO, "int8": lib.PAGED_LINEAR_I8, "bf16": lib.PAGED_LINEAR_BF16}
 KV_TYPES = {"auto": lib.PAGED_KV_AUTO, "f16": lib.PAGED_TYPE_F16, "f32": lib.PAGED_TYPE_F32, "bf16": lib.PAGED_TYPE_BF16, "i8": lib.PAGED_TYPE_I8}
 
 # Options of a request that are one number or truth of paged_request.
@@ -147,7 +147,8 @@ class LLM:
     cache_config  {"block_size": 16, "max_blocks": 100000, "enable_paged": True} as the documents write it
     budget_bytes  a pool above it is refused with both numbers; None: memory_bytes()
     kv_type       "auto" (bf16 where the processor multiplies it, else f16; `info` says which), "f16", "f32", "bf16", "i8"
-    linear        "int8", or "bf16" where the processor has AMX: how linear layers multiply quantised weights
+    linear        "auto", "int8", or "bf16" where the processor has AMX: how linear layers multiply quantised weights
+                  (auto: bf16 there if the model is large)
     threads       0: as many as this process has CPUs
     prefix_cache  False: requests share nothing
     ring_tokens   tokens that a stream's reader may lag behind; None: any number
@@ -159,7 +160,7 @@ class LLM:
                  block_size: int | None = None, max_blocks: int | None = None, pool_bytes: int = 0,
                  cache_config: Mapping[str, Any] | None = None, budget_bytes: int | None = None, kv_type: str = "auto",
                  chunk_tokens: int = 0, threads: int = 0, prefix_cache: bool = True, packed_tails: bool = True,
-                 ring_tokens: int | None = None, linear: str = "int8") -> None:
+                 ring_tokens: int | None = None, linear: str = "auto") -> None:
         if cache_config is not None:
             read = read_config(cache_config)
             block_size, max_blocks = read.get("block_size", block_size), read.get("max_blocks", max_blocks)

@@ -16,7 +16,7 @@
 const char *const paged__kv_types[] = {TYPES};
 const char *const paged__kv_choices[] = {"auto", TYPES};
 #undef TYPES
-const char *const paged__linear_choices[] = {"int8", "bf16", NULL};
+const char *const paged__linear_choices[] = {"auto", "int8", "bf16", NULL};
 const char *const paged__log_levels[] = {"error", "warn", "info", "debug", NULL};
 
 /* ---- model and engine ---- */

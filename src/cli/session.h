@@ -44,8 +44,8 @@ extern const char *const paged__log_levels[];     /* index: paged_log_level */
 #define PAGED__LINEAR_ROW(T, field)                                                                          \
     {                                                                                                        \
         PAGED__OPTION_CHOICE, 0, "linear", "TYPE", offsetof(T, field), 0, 0, paged__linear_choices,          \
-            "int8, or bf16 (AMX only): how linear layers multiply quantised\nweights; bf16 is faster for "   \
-            "prompts of large models (default: int8)"                                                        \
+            "auto, int8 or bf16: how linear layers multiply quantised weights\n(default: auto, bf16 where "  \
+            "the processor has AMX and the model is\nlarge, else int8)"                                      \
     }
 
 #define PAGED__MODEL_ROW(T, field)                                                                           \

@@ -134,11 +134,12 @@ static int32_t tile_at(int64_t cut, const paged__matrix *w, int64_t bytes_before
     return (int32_t)PAGED_MIN((inside + step / 2) / step * at_once, (int64_t)w->n_tiles);
 }
 
-/* Tiles [begin, end) of each matrix that are the part of thread ith; `up`: of a gated unit whose gate is w[0]. */
+/* Tiles [begin, end) of each matrix that are the part of a thread. */
 typedef struct part {
     int32_t begin[4], end[4];
 } part;
 
+/* up: of a gated unit, whose gate is w[0]; else NULL. */
 static part part_of(const paged__matrix *const *w, int32_t n, const paged__matrix *up, int32_t ith,
                     int32_t nth) {
     part p;

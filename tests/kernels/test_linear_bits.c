@@ -374,6 +374,7 @@ static void bf16_into_activations(void) {
 #define TESTS(X)                                                                                             \
     X(one_matrix)                                                                                            \
     X(many_tokens)                                                                                           \
-    X(stacks) X(where_parts_begin) X(epilogues) X(into_activations) X(poison) X(activations) X(bf16)         \
-        X(bf16_into_activations)
+    X(stacks)                                                                                                \
+    X(where_parts_begin)                                                                                     \
+    X(epilogues) X(into_activations) X(poison) X(activations) X(bf16) X(bf16_into_activations)
 TEST_MAIN(TESTS)

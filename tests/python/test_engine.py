@@ -133,6 +133,19 @@ def test_cache_config_of_the_document(model):
         assert llm.info["n_blocks"] == 32 and llm.info["block_size"] == 16
 
 
+def test_linear(model):
+    """A small model is int8 unless bf16 is asked for, which takes AMX."""
+    with paged.LLM(model, linear="int8", max_blocks=20) as llm, paged.LLM(model, max_blocks=20) as plain:
+        assert llm.info["linear_kernels"] == plain.info["linear_kernels"] and not llm.info["linear_kernels"].startswith("amx_bf16")
+    try:
+        with paged.LLM(model, linear="bf16", max_blocks=20) as llm:
+            assert llm.info["linear_kernels"].startswith("amx_bf16, ")
+    except paged.Unsupported as error:
+        assert "asks for a processor with AMX" in str(error)
+    with pytest.raises(ValueError, match="linear"):
+        paged.LLM(model, linear="fp4")
+
+
 def test_kv_type(model):
     """Without a word the type is the one of the engine's rule, and a pool of as many blocks; what is named is taken."""
     facts = [l for l in open("/proc/cpuinfo", encoding="utf-8") if l.startswith("flags")]
