@@ -32,7 +32,7 @@ RECORD = 368640     # bytes: 16 tokens of SmolLM2-135M, two bytes a number
 READS = 2           # of the same in a round
 CASES = ("files", "first_tokens", "slowdown")
 SLOW = (256, 48)  # tokens of a prompt, of an answer: about as long as a store lets a flush wait, and each turn ends with one
-SLOW_ROUNDS = 2 * MIN_ROUNDS  # what is asked about is a few percent, as much as a round's ratio strays by itself
+SLOW_ROUNDS = 8 * MIN_ROUNDS  # what is asked about is a few percent, and a round's ratio strays by as much by itself
 SLOW_TRIES = 8  # for a round that counts; on a virtual machine one of ten does
 SYNC = (64 << 20) // RECORD  # records between two syncs of the store
 
