@@ -70,10 +70,21 @@ static bool gate_has_opened(gate *g, uint32_t seen) {
     return atomic_load_explicit(&g->value, memory_order_acquire) != seen;
 }
 
-static void gate_wait(gate *g, uint32_t seen) {
+/* A moment of waiting: some of what lies ahead is asked for, or the core pauses, which takes about as long. */
+static void wait_a_moment(paged__team_place *place) {
+    if (!place || place->ahead >= place->ahead_end) {
+        paged__pause_core();
+        return;
+    }
+    for (int32_t i = 0; i < LINES_AHEAD && place->ahead < place->ahead_end; i++, place->ahead += CACHE_LINE)
+        __builtin_prefetch(place->ahead, 0, 2 /* L2: L1 waits for far fewer lines at once */);
+}
+
+/* place: NULL, or of the thread. */
+static void gate_wait(gate *g, uint32_t seen, paged__team_place *place) {
     for (int32_t i = 0; i < SPINS; i++) {
         if (gate_has_opened(g, seen)) return;
-        paged__pause_core();
+        wait_a_moment(place);
     }
     for (int32_t i = 0; i < YIELDS; i++) {
         if (gate_has_opened(g, seen)) return;
@@ -92,7 +103,7 @@ void paged__team_barrier(paged__team *team) {
         atomic_store_explicit(&team->n_arrived, 0, memory_order_relaxed);
         gate_open(&team->barrier);
     } else {
-        gate_wait(&team->barrier, seen);
+        gate_wait(&team->barrier, seen, NULL);
     }
 }
 
@@ -110,21 +121,12 @@ static void share_is_done(paged__team *team) {
     gate_open(&team->phase);
 }
 
-/* Until the phase is over, or all has been asked for. */
-static void bring_ahead(paged__team *team, paged__team_place *place, uint32_t phase) {
-    while (place->ahead < place->ahead_end && !gate_has_opened(&team->phase, phase))
-        for (int32_t i = 0; i < LINES_AHEAD && place->ahead < place->ahead_end;
-             i++, place->ahead += CACHE_LINE)
-            __builtin_prefetch(place->ahead, 0, 2 /* L2: L1 waits for far fewer lines at once */);
-}
-
 /* One of the others' that nobody has begun, or -1. Who does not answer at once may be away; who was away a
  * phase ago likely is. */
 static int32_t take_another(paged__team *team, paged__team_place *place, uint32_t phase) {
-    bring_ahead(team, place, phase);
     for (int32_t i = 0; i < PATIENCE && !place->helps; i++) {
         if (gate_has_opened(&team->phase, phase)) return -1;
-        paged__pause_core();
+        wait_a_moment(place);
     }
     for (int32_t i = 1; i < team->n_threads; i++) {
         const int32_t other = (place->ith + i) % team->n_threads;
@@ -147,7 +149,7 @@ int32_t paged__team_share(paged__team *team, paged__team_place *place) {
     }
     place->holds = share >= 0;
     if (place->holds) return share;
-    gate_wait(&team->phase, phase);
+    gate_wait(&team->phase, phase, place);
     place->in_phase = false;
     place->helps = place->helped;
     place->helped = false;
@@ -206,7 +208,7 @@ static void *work(void *arg) {
     paged__team *team = me->team;
     if (me->cpu >= 0) stay_on(me->cpu);
     for (uint32_t seen = 0;; seen++) {
-        gate_wait(&team->job, seen);
+        gate_wait(&team->job, seen, NULL);
         if (!team->fn) return NULL;
         keep_apart(me);
         team->fn(team->user, me->ith, team->n_threads);

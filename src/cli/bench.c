@@ -254,7 +254,7 @@ static int bench_command(paged__cli *cli, int argc, char **argv) {
     if (o->log_level < 0) o->log_level = o->quiet ? PAGED_LOG_ERROR : PAGED_LOG_WARN;
     paged__log_to_stderr(cli, (paged_log_level)o->log_level);
     paged__interrupt_catch(cli);
-    code = paged__session_load(&b.session, cli, o->model, PAGED_LINEAR_AUTO);
+    code = paged__session_load(&b.session, cli, o->model, (paged_linear)o->memory.linear);
     if (code == PAGED__EXIT_OK) code = start(&b);
     if (code == PAGED__EXIT_OK) {
         paged_engine_info info;

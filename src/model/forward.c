@@ -155,7 +155,7 @@ static bool is_shared(const paged__lane *t) {
     return t->n_rows > PAGED__FEW_ROWS;
 }
 
-/* Which weights come behind those of the product to come. A wrong guess costs nothing but time of waiting. */
+/* Which weights come behind those of the product to come. A wrong guess only brings lines that nobody wants. */
 static void then_comes(paged__lane *t, const paged__affine *next, int32_t n_next) {
     t->next = next;
     t->n_next = next->w ? n_next : 0;
@@ -196,6 +196,9 @@ static void multiply_alike(paged__lane *t, const source *from, paged__product *p
         paged__product_run(p, t->share, t->nth);
         if (t->n_next > 0) look_ahead(t);
     }
+    /* Who came too late for a share has nothing to look for. */
+    if (t->n_next > 0) t->place.ahead = t->place.ahead_end;
+    t->n_next = 0;
 }
 
 /* Runs p, whose w, bias, n_w, y, y_stride and epilogue are set, on `from`. Matrices that want different forms

@@ -72,7 +72,7 @@ void paged__runner_plan_kept(paged__runner *r, const paged__layer *l);
 
 enum {
     PAGED__FEW_ROWS = 4, /* inputs of so few rows each thread makes for itself: cheaper than a phase */
-    PAGED__AHEAD_BYTES = 256 << 10 /* of a thread's weights come nearer while it waits: a part of its L2 */
+    PAGED__AHEAD_BYTES = 64 << 10 /* of a thread's weights come nearer while it waits: a part of any L2 */
 };
 
 struct paged__team;

@@ -107,6 +107,9 @@ bool paged__index_is_pinned(paged__index *index, int64_t shape, const paged_key 
 paged_status paged__index_last_pinned(paged__index *index, int64_t shape, int64_t *slot,
                                       paged_error *err); /* -1: none is there */
 
+/* The slot of each record of a shape, in no order. fn may not change the index. */
+paged_status paged__index_slots(paged__index *index, int64_t shape, void (*fn)(void *user, int64_t slot),
+                                void *user, paged_error *err);
 /* Each record of a shape in the order of slots, until fn says false. fn may not change the index. */
 paged_status paged__index_each(paged__index *index, int64_t shape,
                                bool (*fn)(void *user, const paged__entry *entry), void *user,

@@ -33,7 +33,7 @@ static const char twice[] = "SELECT EXISTS (SELECT 1 FROM records GROUP BY shape
     " PRIMARY KEY(shape, key, name)) WITHOUT ROWID;"
 static const char pins_schema[] =
     "CREATE TABLE IF NOT EXISTS " PINS_COLUMNS "CREATE INDEX IF NOT EXISTS pins_name ON pins(name);";
-static const char no_pins_schema[] = "PRAGMA temp_store=MEMORY; CREATE TEMP TABLE " PINS_COLUMNS;
+static const char no_pins_schema[] = "CREATE TEMP TABLE " PINS_COLUMNS;
 _Static_assert(PAGED__INDEX_VERSION == 1 && APPLICATION_ID == 1346849622, "the schema says these numbers");
 
 #define ENTRY "key, slot, parent, first, n_tokens, groups, used_at"
@@ -66,8 +66,7 @@ _Static_assert(PAGED__INDEX_VERSION == 1 && APPLICATION_ID == 1346849622, "the s
            " VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10)")                                                        \
     X(TOUCH, "UPDATE records SET used = ?3, used_at = ?4 WHERE shape = ?1 AND key = ?2")                     \
     X(ERASE, "DELETE FROM records WHERE shape = ?1 AND key = ?2")                                            \
-    X(OLDEST, "SELECT slot, used FROM records WHERE shape = ?1" NOT_PINNED " ORDER BY used LIMIT ?2")        \
-    X(ERASE_USED, "DELETE FROM records WHERE shape = ?1 AND used = ?2 AND slot = ?3")                        \
+    X(OLDEST, "SELECT slot, used, key FROM records WHERE shape = ?1" NOT_PINNED " ORDER BY used LIMIT ?2")   \
     X(EXPIRE, "DELETE FROM records WHERE used_at < ?1" NOT_PINNED)                                           \
     X(ERASE_UNPINNED, "DELETE FROM records WHERE shape = ?1" NOT_PINNED)                                     \
     X(PIN, "INSERT INTO pins(name, shape, key) VALUES(?1,?2,?3) ON CONFLICT(shape, key, name) DO NOTHING")   \
@@ -79,6 +78,7 @@ _Static_assert(PAGED__INDEX_VERSION == 1 && APPLICATION_ID == 1346849622, "the s
     X(CUT, "DELETE FROM records WHERE shape = ?1 AND slot >= ?2")                                            \
     X(SET_BACK, "UPDATE records SET used_at = ?1 WHERE used_at > ?1")                                        \
     X(COUNTS, "SELECT count(*), ifnull(max(used), 0) FROM records")                                          \
+    X(SLOTS, "SELECT slot FROM records WHERE shape = ?1")                                                    \
     X(EACH, "SELECT " ENTRY " FROM records WHERE shape = ?1 ORDER BY slot")                                  \
     X(NOTE_PUT, "INSERT OR REPLACE INTO notes(name, data, turn, changed, until)"                             \
                 " VALUES(?1, ?2, (SELECT ifnull(max(turn), 0) + 1 FROM notes), ?3, ?4)")                     \
@@ -278,6 +278,8 @@ paged_status paged__index_open(paged__index *index, const char *path, bool read_
     paged_status status = PAGED_OK;
     bool is_new = false;
     if (code != SQLITE_OK) status = fail(index, index->db ? code_of(index) : code, err);
+    /* Before anything is sorted: there may be no room for files. */
+    if (!status) status = exec(index, "PRAGMA temp_store=MEMORY", err);
     /* Exclusive: nobody else has the directory, and no shared memory is needed. */
     if (!status && !read_only) status = exec(index, "PRAGMA locking_mode=EXCLUSIVE", err);
     if (!status) status = check_version(index, &is_new, err);
@@ -285,10 +287,9 @@ paged_status paged__index_open(paged__index *index, const char *path, bool read_
     if (!status && !read_only && sqlite3_db_readonly(index->db, "main"))
         status = paged__fail(err, PAGED_ERR_CORRUPT, "%s: its header says that it cannot be written", path);
     if (!status && !read_only)
-        status = exec(index,
-                      "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA temp_store=MEMORY;"
-                      "PRAGMA journal_size_limit=4194304",
-                      err);
+        status =
+            exec(index, "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA journal_size_limit=4194304",
+                 err);
     if (!status && is_new) {
         status = exec(index, "BEGIN IMMEDIATE", err);
         if (!status) status = exec(index, pins_schema, err);
@@ -296,7 +297,8 @@ paged_status paged__index_open(paged__index *index, const char *path, bool read_
         if (!status) status = exec(index, "COMMIT", err);
     }
     if (!status && !is_new) status = see_pins(index, read_only, err);
-    if (!status && !is_new && !read_only) status = exec(index, slots_schema, err);
+    if (!status && !is_new && !read_only)
+        exec(index, slots_schema, NULL); /* a full disk has no room for it */
     if (!status) status = prepare(index, err);
     /* What a crash has left in the log goes into the file, so that the log begins anew. */
     if (!status && !read_only) status = exec(index, "PRAGMA wal_checkpoint(TRUNCATE)", err);
@@ -525,38 +527,49 @@ paged_status paged__index_erase(paged__index *index, int64_t shape, const paged_
     return change(index, ERASE, err);
 }
 
+typedef struct aged {
+    int64_t slot, used;
+    paged_key key;
+} aged;
+
 /* Up to n of those that may go, the one that was not used for longest first. */
-static paged_status oldest(paged__index *index, int64_t shape, int64_t *slots, int64_t *used, int32_t n,
-                           int32_t *n_found, paged_error *err) {
+static paged_status oldest(paged__index *index, int64_t shape, aged *out, int32_t n, int32_t *n_found,
+                           paged_error *err) {
     sqlite3_stmt *stmt = prepared(index, OLDEST);
     int code = SQLITE_DONE;
     sqlite3_bind_int64(stmt, 1, shape);
     sqlite3_bind_int64(stmt, 2, n);
     for (*n_found = 0; *n_found < n && (code = sqlite3_step(stmt)) == SQLITE_ROW; (*n_found)++) {
-        slots[*n_found] = sqlite3_column_int64(stmt, 0);
-        used[*n_found] = sqlite3_column_int64(stmt, 1);
+        out[*n_found] = (aged){.slot = sqlite3_column_int64(stmt, 0), .used = sqlite3_column_int64(stmt, 1)};
+        read_key(stmt, 2, &out[*n_found].key);
     }
     return end(index, stmt, code, err);
 }
 
 paged_status paged__index_oldest_use(paged__index *index, int64_t shape, int64_t *used, paged_error *err) {
-    int64_t slot;
+    aged first;
     int32_t n_found;
-    const paged_status status = oldest(index, shape, &slot, used, 1, &n_found, err);
+    const paged_status status = oldest(index, shape, &first, 1, &n_found, err);
+    if (!status && n_found) *used = first.used;
     return status || n_found ? status : PAGED_ERR_NOT_FOUND;
 }
 
 paged_status paged__index_evict(paged__index *index, int64_t shape, int64_t *slots, int32_t n,
                                 int32_t *n_evicted, paged_error *err) {
-    int64_t used[PAGED__EVICT_MAX];
+    aged found[PAGED__EVICT_MAX];
     int32_t n_found;
-    paged_status status =
-        oldest(index, shape, slots, used, PAGED_MIN(n, (int32_t)PAGED__EVICT_MAX), &n_found, err);
+    PAGED_ASSERT(n <= PAGED__EVICT_MAX);
+    paged_status status = oldest(index, shape, found, n, &n_found, err);
     *n_evicted = 0;
     while (*n_evicted < n_found && !status) {
-        sqlite3_bind_int64(prepared(index, ERASE_USED), 3, slots[*n_evicted]);
-        status = change_by_numbers(index, ERASE_USED, shape, used[*n_evicted], err);
-        *n_evicted += !status;
+        status = paged__index_erase(index, shape, &found[*n_evicted].key, err);
+        /* Its slot would be given away while it is still there. */
+        if (!status && sqlite3_changes(index->db) != 1)
+            status = paged__fail(err, PAGED_ERR_CORRUPT, "%s: the record in slot %lld has no key",
+                                 index->path, (long long)found[*n_evicted].slot);
+        if (status) break;
+        slots[*n_evicted] = found[*n_evicted].slot;
+        (*n_evicted)++;
     }
     return status;
 }
@@ -708,6 +721,15 @@ paged_status paged__index_counts(paged__index *index, int64_t *n_records, int64_
         *n_records = sqlite3_column_int64(stmt, 0);
         *last_used = sqlite3_column_int64(stmt, 1);
     }
+    return end(index, stmt, code, err);
+}
+
+paged_status paged__index_slots(paged__index *index, int64_t shape, void (*fn)(void *user, int64_t slot),
+                                void *user, paged_error *err) {
+    sqlite3_stmt *stmt = prepared(index, SLOTS);
+    int code;
+    sqlite3_bind_int64(stmt, 1, shape);
+    while ((code = sqlite3_step(stmt)) == SQLITE_ROW) fn(user, sqlite3_column_int64(stmt, 0));
     return end(index, stmt, code, err);
 }
 

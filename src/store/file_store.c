@@ -61,9 +61,8 @@ static void get_stats(void *self, paged_store_stats *out) {
 
 /* ---- transactions ---- */
 
-static bool mark_used(void *user, const paged__entry *entry) {
-    paged__slots_mark(user, entry->slot, PAGED__SLOT_USED);
-    return true;
+static void mark_used(void *user, int64_t slot) {
+    paged__slots_mark(user, slot, PAGED__SLOT_USED);
 }
 
 /* Counts and slots as the index says, after a transaction was lost. */
@@ -72,7 +71,7 @@ static paged_status read_again(paged__file_store *s, paged_error *err) {
     paged_status status = paged__index_counts(&s->index, &n_records, &used, err);
     if (!status && s->slots.fd >= 0) {
         status = paged__slots_reset(&s->slots, s->slots.n_slots, err);
-        if (!status) status = paged__index_each(&s->index, s->shape_id, mark_used, &s->slots, err);
+        if (!status) status = paged__index_slots(&s->index, s->shape_id, mark_used, &s->slots, err);
     }
     s->stale = status != PAGED_OK;
     s->nothing_goes = false;
@@ -397,7 +396,7 @@ static paged_status use_shape(paged__file_store *s, const paged__shape_row *row,
         paged__slots_open(&s->slots, s->dir_fd, row->id, row->slot_bytes, s->config.read_only, false, err);
     if (status) return status;
     s->shape_id = row->id;
-    status = paged__index_each(&s->index, s->shape_id, mark_used, &s->slots, err);
+    status = paged__index_slots(&s->index, s->shape_id, mark_used, &s->slots, err);
     if (status) {
         paged__slots_close(&s->slots);
         s->shape_id = 0;
