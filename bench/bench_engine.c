@@ -183,7 +183,12 @@ static bool open_ours(ours *o, int argc, char **argv) {
     if (argc > 2) ec.n_threads = atoi(argv[2]);
     if (argc > 3) ec.n_ctx = atoi(argv[3]);
     if (argc > 4) ec.block_size = atoi(argv[4]);
-    if (argc > 6) mc.linear = strcmp(argv[6], "bf16") == 0 ? PAGED_LINEAR_BF16 : PAGED_LINEAR_I8;
+    if (argc > 6) {
+        const bool bf16 = strcmp(argv[6], "bf16") == 0;
+        if (!bf16 && strcmp(argv[6], "int8") != 0)
+            return !paged__fail(&o->err, PAGED_ERR_INVALID_ARG, "linear %s; int8 or bf16", argv[6]);
+        mc.linear = bf16 ? PAGED_LINEAR_BF16 : PAGED_LINEAR_I8;
+    }
     if (paged_model_load(argv[1], &mc, &o->model, &o->err)) return false;
     if (paged_engine_create(o->model, &ec, &o->engine, &o->err)) return false;
     paged_model_info model;

@@ -82,8 +82,8 @@ class ModelSide(Side):
     def ask(self, command, times=1):
         """A command, or the sum of it several times, with its rate and whether the threads had the cores for themselves. Of
         several, those count in which they had, if these are half of them: some virtual machines lose a core for a few milliseconds
-        some times a second, and no answer of half a second is whole there. Of a side whose threads sleep while they wait, which
-        cannot tell, the faster half counts, if nobody else used the cores."""
+        some times a second, and no answer of half a second is whole there. Where fewer are, as of a side whose threads sleep while
+        they wait, the faster half counts, if nobody else used the cores."""
         before, parts = busy_seconds(), [super(ModelSide, self).ask(command) for _ in range(times)]
         others = busy_seconds() - before - sum(part["cpu_seconds"] for part in parts)
         whole = [part for part in parts if is_clean(part)]
@@ -468,7 +468,7 @@ def open_sides(progress, model):
     sides = [ModelSide(OURS, [build / "bench/bench_engine", model, CPUS, N_CTX], times=4)]
     facts = subprocess.run([build / "paged", "inspect", "--json", model], check=True, stdout=subprocess.PIPE, text=True)
     if llama := setup("setup"):
-        sides.append(ModelSide(LLAMA, [llama, model, CPUS, N_CTX]))
+        sides.append(ModelSide(LLAMA, [llama, model, CPUS, N_CTX], times=4))
     if python := setup("setup-genai"):
         peer = [python, ROOT / "bench/peers/genai_peer.py", model, CPUS, json.loads(facts.stdout)["vocab"]]
         sides.append(ModelSide(GENAI, peer, times=4))

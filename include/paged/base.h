@@ -102,7 +102,7 @@ enum {
     PAGED_CPU_AVX512_VNNI = 1u << 3, /* VPDPBUSD */
     PAGED_CPU_NEON = 1u << 4,        /* every aarch64 has it */
     PAGED_CPU_NEON_DOT = 1u << 5,    /* SDOT */
-    PAGED_CPU_AMX = 1u << 6          /* tiles of int8 and bf16; the system lets this process use them */
+    PAGED_CPU_AMX = 1u << 6          /* tiles of int8 and bf16, AVX512-FP16; the system permits tiles */
 };
 
 /* What this machine has, less what paged_cpu_mask() took away. Safe from any thread. Where the processor has
@@ -112,9 +112,10 @@ enum {
 PAGED_API uint32_t paged_cpu_flags(void);
 
 /* Keeps only the given flags, for tests and for comparing kernels; ~0u restores all. AMX goes with any of the
- * AVX flags. Objects made before keep theirs; products with weights ask anew, so do not call it while an
- * engine computes. The environment variable PAGED_CPU (ref, neon, avx2, avx512: without the ones below,
- * avx512_vnni, avx512_bf16: with VNNI, amx: with both) does the same for a whole process. */
+ * AVX flags. Objects made before keep theirs; products with weights ask anew (but those of a model that
+ * multiplies as bf16), so do not call it while an engine computes. The environment variable PAGED_CPU (ref,
+ * neon, avx2, avx512: without the ones below, avx512_vnni, avx512_bf16: with VNNI, amx: with both) does the
+ * same for a whole process. */
 PAGED_API void paged_cpu_mask(uint32_t keep);
 
 /* CPUs this process may use: affinity and cgroup quota (v1 and v2) respected; at least 1. */

@@ -172,8 +172,7 @@ PAGED_API paged_status paged_engine_submit(paged_engine *engine, const paged_req
                                            paged_error *err);
 
 /* One step for everything that runs. *n_active: requests that run or wait afterwards; 0: nothing to do.
- * The calling thread computes, too, with up to 1 MiB of its stack. Errors: INVALID_ARG; anything that concerns
- * one request only is told by its finish reason. */
+ * Errors: INVALID_ARG; anything that concerns one request only is told by its finish reason. */
 PAGED_API paged_status paged_engine_step(paged_engine *engine, int32_t *n_active, paged_error *err);
 
 typedef enum paged_finish {

@@ -70,7 +70,7 @@ static bool gate_has_opened(gate *g, uint32_t seen) {
     return atomic_load_explicit(&g->value, memory_order_acquire) != seen;
 }
 
-/* A moment of waiting: some of what lies ahead is asked for, or the core pauses, which takes about as long. */
+/* A moment of waiting: some of what lies ahead is asked for, or the core pauses, which takes as long. */
 static void wait_a_moment(paged__team_place *place) {
     if (!place || place->ahead >= place->ahead_end) {
         paged__pause_core();

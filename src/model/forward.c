@@ -155,7 +155,7 @@ static bool is_shared(const paged__lane *t) {
     return t->n_rows > PAGED__FEW_ROWS;
 }
 
-/* Which weights come behind those of the product to come. A wrong guess only brings lines that nobody wants. */
+/* Which weights come behind those of the product to come. A wrong guess brings lines that nobody wants. */
 static void then_comes(paged__lane *t, const paged__affine *next, int32_t n_next) {
     t->next = next;
     t->n_next = next->w ? n_next : 0;
@@ -185,6 +185,7 @@ static void multiply_alike(paged__lane *t, const source *from, paged__product *p
     const paged__runner *r = t->runner;
     paged__input in;
     bool is_made = from->made || is_shared(t);
+    if (r->rooms) p->room = r->rooms + (size_t)t->ith * (PAGED__ROOM_BYTES / sizeof *p->room);
     p->x = from->made ? from->made : &in;
     if (!from->made)
         paged__input_init(&in, paged__weight_form(p->w[0]), t->n_rows, from->n_cols,

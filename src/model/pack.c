@@ -97,8 +97,9 @@ static bool measure(paged_model *m, size_t *all_file_bytes) {
     return true;
 }
 
-/* Where weights are read from memory a token alone takes 1.00 to 1.04 of the time, since most of unpacking hides
- * behind that, and all else is faster; 320 MiB is the L3 of the largest processors with AMX but for one family. */
+/* Where weights are read from memory a token alone takes 1.00 to 1.04 of the time, since most of unpacking
+ * hides behind that, and all else is faster; 320 MiB is the largest L3 of processors with AMX but for one
+ * family. */
 bool paged__model_as_bf16(paged_linear linear, size_t packed_bytes) {
     enum { FROM_MEMORY = 320 << 20 };
     return linear == PAGED_LINEAR_BF16 ||

@@ -76,6 +76,12 @@ static size_t aligned(size_t n_bytes) {
     return (n_bytes + 63) / 64 * 64;
 }
 
+static bool multiplies_as_bf16(const paged_model *m) {
+    for (int32_t i = 0; i < m->n_weights; i++)
+        if (m->weights[i].as_bf16) return true;
+    return false;
+}
+
 /* The next n_bytes of the arena; NULL while it is only measured. */
 static void *take(uint8_t *arena, size_t *at, size_t n_bytes) {
     void *part = arena ? arena + *at : NULL;
@@ -102,6 +108,8 @@ static size_t lay_out(paged__runner *r) {
     r->normed = take(r->arena, &at, (size_t)r->config.n_threads * n_embd * f32);
     r->input = take(r->arena, &at, widest_input(r->model, r->config.max_tokens));
     r->own_inputs = take(r->arena, &at, (size_t)r->config.n_threads * r->own_bytes);
+    if (multiplies_as_bf16(r->model))
+        r->rooms = take(r->arena, &at, (size_t)r->config.n_threads * PAGED__ROOM_BYTES);
     r->kept.rows = take(r->arena, &at, n * sizeof *r->kept.rows);
     r->kept.outputs = take(r->arena, &at, n_out * sizeof *r->kept.outputs);
     r->kept.cu_seqlens_q =

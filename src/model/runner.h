@@ -113,6 +113,7 @@ struct paged__runner {
     uint8_t *input;                    /* of a product, for all threads */
     uint8_t *own_inputs;               /* [n_threads][own_bytes] the same for up to PAGED__FEW_ROWS rows */
     size_t own_bytes;
+    float *rooms; /* [n_threads][PAGED__ROOM_BYTES] if the model has weights of bf16 products; else NULL */
 
     const paged__step *step;                  /* while a step computes */
     bool needs_merge[PAGED__MODEL_GROUPS];    /* of the plans of the step */

@@ -157,7 +157,8 @@ void paged__product_run(const paged__product *p, int32_t ith, int32_t nth) {
                              .act = p->next ? &p->next->act : NULL,
                              .epilogue = p->epilogue,
                              .residual = p->residual,
-                             .residual_stride = p->residual_stride};
+                             .residual_stride = p->residual_stride,
+                             .room = p->room};
     for (int32_t i = 0; i < p->n_w; i++) {
         job.w[i] = &p->w[i]->matrix;
         job.bias[i] = p->bias[i];

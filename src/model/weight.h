@@ -67,6 +67,7 @@ typedef struct paged__product {
     paged__epilogue epilogue;
     const float *residual; /* PAGED__ADD */
     int64_t residual_stride;
+    float *room; /* as in paged__linear_job */
 } paged__product;
 
 /* Whether what a gated unit of gate and up makes can go as the next input to `down` at once, without y. */

@@ -120,11 +120,14 @@ static void run_narrow(const paged__linear_kernels_table *k, const paged__linear
         run_tiles(k, job, i, y_first, t, PAGED_MIN(at_once, end - t), sums, PAGED__SUMS_MAX);
 }
 
+/* More tiles at once, whose sums would be large for a stack. */
 static void run_wide(const paged__linear_kernels_table *k, const paged__linear_job *job, int32_t i,
                      int32_t y_first, int32_t begin, int32_t end) {
-    _Alignas(64) float sums[2 * PAGED__WIDE_SUMS_MAX];
+    _Static_assert(2 * PAGED__WIDE_SUMS_MAX * sizeof(float) == PAGED__ROOM_BYTES,
+                   "two matrices of a gated unit");
     for (int32_t t = begin; t < end; t += PAGED__WIDE_TILES)
-        run_tiles(k, job, i, y_first, t, PAGED_MIN(PAGED__WIDE_TILES, end - t), sums, PAGED__WIDE_SUMS_MAX);
+        run_tiles(k, job, i, y_first, t, PAGED_MIN(PAGED__WIDE_TILES, end - t), job->room,
+                  PAGED__WIDE_SUMS_MAX);
 }
 
 /* The first tile that begins at or behind byte `cut` of a stack of tiles, in steps of `at_once`. */
@@ -188,8 +191,8 @@ void paged__linear_run(const paged__linear_job *job, int32_t ith, int32_t nth) {
     const part p = part_of(job->w, n, glu ? job->w[1] : NULL, ith, nth);
     for (int32_t i = 0, y_first = 0; i < n; y_first += job->w[i++]->n_rows) {
         const paged__matrix *w = job->w[i];
-        const bool wide =
-            k->wide_tiles && paged__is_quantised(w->type) && job->x->n_tokens > 2 * job->x->group;
+        const bool wide = k->wide_tiles && job->room && paged__is_quantised(w->type) &&
+                          job->x->n_tokens > 2 * job->x->group;
         (wide ? run_wide : run_narrow)(k, job, i, y_first, p.begin[i], p.end[i]);
     }
 }

@@ -29,7 +29,7 @@
 
 #include "base/base.h"
 
-enum { PAGED__ROW_TILE = 16, PAGED__ACT_BLOCK = 32 };
+enum { PAGED__ROW_TILE = 16, PAGED__ACT_BLOCK = 32, PAGED__ROOM_BYTES = 512 << 10 };
 
 /* Values are ours; model/ maps ggml's. */
 typedef enum paged__weight_type {
@@ -91,6 +91,9 @@ typedef struct paged__linear_job {
     paged__epilogue epilogue;
     const float *residual; /* PAGED__ADD: rows of residual_stride floats */
     int64_t residual_stride;
+    /* [PAGED__ROOM_BYTES] of this thread, 64-byte aligned, or NULL: with it many tokens of PAGED__ACT_BF16
+     * are multiplied faster. */
+    float *room;
 } paged__linear_job;
 
 /* libpaged-engine calls these across the border of the libraries. */

@@ -6,8 +6,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sqlite3.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 
 #include "base/system.h"
 #include "file_world.h"
@@ -464,6 +466,45 @@ static void slots_that_cannot_be(void) {
     close_both();
 }
 
+/* What goes makes room by its key; a row whose time of use is no whole number still goes. */
+static void what_goes_is_gone(void) {
+    new_dir();
+    open_slots(10);
+    for (int i = 0; i < 10; i++) put(i);
+    close_both();
+    sql("UPDATE records SET used = used + 0.5");
+    open_slots(10);
+    for (int i = 10; i < 15; i++) put(i);
+    CHECK_EQ(n_there(10, 5), 5);
+    close_both();
+    CHECK_EQ(ask("SELECT count(*) - count(DISTINCT slot) FROM records"), 0);
+    CHECK_EQ(ask("SELECT count(*) FROM records"), 10);
+}
+
+/* Rows are sorted in memory: there may be no room for files, as in a container that is read only. */
+static void many_rows_take_no_file(void) {
+    struct rlimit before, none;
+    paged_file_store_config config = world_config(world_dir, 10);
+    new_dir();
+    open_slots(10);
+    put(0);
+    close_both();
+    sql("INSERT INTO records(shape, key, slot, parent, first, n_tokens, groups, used, used_at)"
+        " WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200000)"
+        " SELECT shape, randomblob(length(key)), i, parent, first, n_tokens, groups, i, used_at FROM "
+        "records, n");
+    config.read_only = true;
+    CHECK(getrlimit(RLIMIT_FSIZE, &before) == 0);
+    none = (struct rlimit){.rlim_cur = 0, .rlim_max = before.rlim_max};
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    CHECK(setrlimit(RLIMIT_FSIZE, &none) == 0);
+    open_with(&config);
+    CHECK_EQ(n_there(0, 1), 1);
+    close_both();
+    CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
+    signal(SIGXFSZ, handler);
+}
+
 /* ---- other shapes ---- */
 
 static void open_other(const char *fingerprint, int64_t n_slots) {
@@ -895,6 +936,8 @@ static void beside_other_threads(void) {
     X(old_indexes_lose_their_slots)                                                                          \
     X(two_records_in_one_slot_are_damage)                                                                    \
     X(slots_that_cannot_be)                                                                                  \
+    X(what_goes_is_gone)                                                                                     \
+    X(many_rows_take_no_file)                                                                                \
     X(pins_of_others_leave_the_rest)                                                                         \
     X(a_smaller_limit_beside_pins)                                                                           \
     X(pins_wait_for_their_records)                                                                           \
