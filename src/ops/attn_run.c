@@ -420,13 +420,12 @@ static void run_whole(const paged__unit *u, const paged__scratch *scratch, const
     paged__unit_finish(u, scratch, io);
 }
 
-/* One split of the unit, to where the merge finds it. `cut` is the first to go through the entry. */
-static void run_split(const paged__unit *u, const paged__scratch *scratch, int32_t split, int32_t cut,
-                      const paged_attn_io *io) {
+/* One split of the unit, which is loaded, to where the merge finds it. `cut` is the first to go through the
+ * entry. */
+static void run_split(const paged__unit *u, const paged__scratch *scratch, int32_t split, int32_t cut) {
     const paged_attn *attn = u->attn;
     int32_t n_rows = u->entry->n_rows;
     int64_t n = n_rows * attn->state_floats;
-    paged__unit_load(u, scratch, io);
     paged__unit_begin(u, scratch->cur);
     paged__unit_attend(u, scratch, u->entry->split_first + split, scratch->cur);
     for (int32_t h = 0; h < u->n_heads; h++)
@@ -476,14 +475,19 @@ static void run_items(paged_attn *attn, const paged_kv *kv, const paged__entry *
     bool is_whole = from == 0 && until == paged__entry_items(attn, entry);
     bool by_split = paged__entry_can_cut(attn, entry) && !is_whole;
     if (!by_split) until = PAGED_MIN(until, n_heads);
+    const paged__scratch *scratch = &attn->scratch[ith];
     paged__unit u = {.attn = attn, .kv = kv, .entry = entry, .head_rows = entry->n_rows};
     for (int32_t item = from; item < until; item += u.n_heads) {
+        int32_t head = u.head, loaded = u.n_heads;
         u.head = item % n_heads;
         u.n_heads = PAGED_MIN(PAGED_MIN(most, n_heads - u.head), until - item);
-        if (by_split)
-            run_split(&u, &attn->scratch[ith], item / n_heads, cut, io);
-        else
-            run_whole(&u, &attn->scratch[ith], io);
+        if (!by_split) {
+            run_whole(&u, scratch, io);
+            continue;
+        }
+        /* Often the heads are those of the split before, whose queries are still there. */
+        if (u.head != head || u.n_heads > loaded) paged__unit_load(&u, scratch, io);
+        run_split(&u, scratch, item / n_heads, cut);
     }
 }
 

@@ -33,22 +33,33 @@ enum {
 /* 0 … 3 are sums, 4 is of q, 5 of K; 6 and 7 are like 4 and 5, with fewer lines, for the rest of K, and for p
  * and V. */
 
-/* For n rows of q or p; 6 and 7 for so many lines of K or V. To load shapes takes nearly 200 cycles, to look
- * at those that are loaded 20, so they stay until the end. */
-static void configure(int32_t n, int32_t lines) {
+/* What is loaded on this thread, as `configure` has it; 0: nothing. Between the first of these calls of a run
+ * and `end` nobody else loads shapes. */
+static _Thread_local int32_t loaded;
+
+/* To load shapes takes nearly 200 cycles, to look at them in their register more than 20, so they stay until
+ * the end, and memory tells which they are. */
+static __attribute__((noinline)) void load_shapes(int32_t n, int32_t lines) {
     uint8_t rows = (uint8_t)n, few = (uint8_t)lines;
     const tile_shapes shapes = {
         .palette = 1,
         .row_bytes = {LINE, LINE, LINE, LINE, LINE, LINE, (uint16_t)(4 * lines), LINE},
         .n_rows = {rows, rows, rows, rows, rows, LINES, rows, few},
     };
-    tile_shapes loaded;
-    TILE_SHAPES_STORE(loaded);
-    if (memcmp(&loaded, &shapes, sizeof shapes) != 0) TILE_SHAPES_LOAD(shapes);
+    TILE_SHAPES_LOAD(shapes);
+}
+
+/* For n rows of q or p; 6 and 7 for so many lines of K or V. */
+INLINE void configure(int32_t n, int32_t lines) {
+    int32_t wanted = n * (LINES + 1) + lines;
+    if (loaded == wanted) return;
+    load_shapes(n, lines);
+    loaded = wanted;
 }
 
 static void end(void) {
     TILE_RELEASE();
+    loaded = 0;
 }
 
 static int32_t k_lines(const paged__step *step) {

@@ -186,19 +186,18 @@ INLINE void weights_of_row(paged__i8_p *row, const float *p, paged__range seen, 
             _mm512_maskz_mul_ps((__mmask16)(mask >> (j * 16)), _mm512_loadu_ps(p + j * 16), v_scale[j]);
         bits[j] = _mm512_castps_si512(w);
     }
-    __m512 top = _mm512_castsi512_ps(top_bits(bits)), most = _mm512_set1_ps(255);
-    __m512 least = _mm512_set1_ps(PAGED__I8_P_MIN);
-    __m512 by = _mm512_maskz_div_ps(_mm512_cmp_ps_mask(top, least, _CMP_GE_OQ), most, top);
-    /* Not less than, so that NaN is kept. */
-    __m512 scale = _mm512_maskz_div_ps(_mm512_cmp_ps_mask(top, least, _CMP_NLT_UQ), top, most);
-    __m512 by_tile[4] = {_mm512_shuffle_f32x4(by, by, 0x00), _mm512_shuffle_f32x4(by, by, 0x55),
-                         _mm512_shuffle_f32x4(by, by, 0xaa), _mm512_shuffle_f32x4(by, by, 0xff)};
+    /* Of each 128-bit lane one number, in a small register, of which division takes a third of the time. */
+    __m128 top =
+        _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, _mm512_castsi512_ps(top_bits(bits))));
+    __m128 most = _mm_set1_ps(255), least = _mm_set1_ps(PAGED__I8_P_MIN);
+    __m512 by = _mm512_castps128_ps512(_mm_maskz_div_ps(_mm_cmp_ps_mask(top, least, _CMP_GE_OQ), most, top));
     UNROLL for (int j = 0; j < 4; j++) {
-        __m512i weight = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(bits[j]), by_tile[j]));
+        __m512 by_tile = _mm512_permutexvar_ps(_mm512_set1_epi32(j), by);
+        __m512i weight = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(bits[j]), by_tile));
         _mm_storeu_si128((__m128i *)(void *)(row->weight + j * 16), _mm512_cvtepi32_epi8(weight));
     }
-    /* Lane 0 of each 128-bit lane. By way of a register. */
-    _mm_storeu_ps(row->scale, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, scale)));
+    /* Not less than, so that NaN is kept. */
+    _mm_storeu_ps(row->scale, _mm_maskz_div_ps(_mm_cmp_ps_mask(top, least, _CMP_NLT_UQ), top, most));
 }
 
 static void softmax(const paged__step *step) {
