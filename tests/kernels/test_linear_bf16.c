@@ -9,8 +9,8 @@
 
 enum { MOST_W = 4, BEHIND = 5, TOUCHED = 0x5a };
 
-/* Of the sum of the absolute products: twice what 5000 random layers came to. Both sides are rounded to 2^-9,
- * d and the addend of plain types to 2^-12, the two of them up to 55 times d beside weights of 4 d. */
+/* Of the sum of the absolute products: twice what 5000 random layers came to. Both sides are rounded, each by
+ * 2^-8 at most, and d and the addend of plain types by 2^-11: of up to 55 d beside weights of 4 d. */
 static const double allowed = 0.015;
 
 /* ---- memory that ends at a page without access ---- */
