@@ -75,7 +75,7 @@ typedef struct layer {
     int32_t n_w, n_out;
     paged__epilogue epilogue;
     inputs in;
-    inputs residual; /* of rows that are as far apart as those of y; all layers have one */
+    inputs residual; /* of layers that may add one */
 } layer;
 
 /* y [n, n_out + BEHIND] of the tokens token0 …, each part of nth by itself. The caller frees it. */
@@ -89,8 +89,8 @@ static float *layer_run(const layer *l, int32_t token0, int32_t n, int32_t nth) 
                              .y = y,
                              .y_stride = stride,
                              .epilogue = l->epilogue,
-                             .residual = l->residual.x + token0 * l->residual.stride,
                              .residual_stride = l->residual.stride};
+    if (l->residual.x) job.residual = l->residual.x + token0 * l->residual.stride;
     for (int32_t i = 0; i < l->n_w; i++) {
         job.w[i] = &l->v[i].w;
         job.bias[i] = l->bias[i];
@@ -185,8 +185,9 @@ static layer layer_draw(int32_t n_tokens, uint64_t *rng) {
     l.n_w = glu ? 2 : 1 + draw(rng, MOST_W);
     for (int32_t i = 0; i < l.n_w; i++) {
         const paged__weight_type type = draw_type(n_cols, rng);
-        const int32_t n = glu || i == 0 ? rows : draw_rows(rng);
-        l.v[i] = weights_make(type, n, n_cols, draw(rng, 4) != 0, 1 + draw(rng, 5), rng);
+        const int32_t n = glu || i == 0 ? rows : draw_rows(rng), nth = 1 + draw(rng, 5);
+        const bool bits = draw(rng, 4) != 0; /* ggml's own blocks take long */
+        l.v[i] = weights_make(type, n, n_cols, bits, nth, rng);
         guard(&l.v[i]);
         if (!glu || i == 0) l.n_out += n;
         if (!with_bias) continue;
