@@ -15,12 +15,14 @@
  *
  * Activations of kind PAGED__ACT_BF16 are multiplied in another way, on AMX: both sides rounded to bf16, one
  * chain of TDPBF16PS over ascending blocks. The same bits for any number of tokens, threads and division, but
- * others than those above.
+ * others than those above. A row of weights with a d or m that is no finite number gives NaN, and so does a
+ * token with an |x| above 4.7e21.
  *
  * Packed, a tile holds for each block of 32 columns the 16 rows' quants in the order in which a vector of 16
  * lanes (one a row) × 4 consecutive columns wants them, so that the broadcast of 4 activations against it is
  * one VPDPBUSD; 4-bit types keep two nibbles a byte. Each type keeps its bits per weight (K-quants gain up to
- * 0.2 bit for unpacked scales).
+ * 0.2 bit for unpacked scales). Behind them a tile of a quantised type has 64 bytes, a factor for each of its
+ * rows, which bf16 wants.
  *
  * Only base/ may be included. Thread rule: pure functions; a packed matrix does not change.
  */
@@ -56,7 +58,8 @@ typedef struct paged__matrix {
     size_t tile_bytes;
 } paged__matrix;
 
-/* The form of activations. What is quantised may be multiplied in either of the last two. */
+/* The form of activations. What is quantised may be multiplied in either of the last two where AMX is,
+ * elsewhere in the second. */
 typedef enum paged__act_kind {
     PAGED__ACT_F32,
     PAGED__ACT_I8,  /* a scale for 32 */

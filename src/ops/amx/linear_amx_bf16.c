@@ -8,13 +8,17 @@
  *     x   rounded to bf16
  *     y   = sum of w * x by TDPBF16PS over ascending blocks of 32 columns
  *
- * Both roundings are of 2^-9, finer than the 127 steps a block of the other kernels (and ggml's). The bits of
- * an output are its own whatever the batch, but not those of the other kernels.
+ * Both roundings are of 2^-8 at most, finer than the 127 steps a block of the other kernels (and ggml's).
+ * Those of d, m and w to f16 are of 2^-11, but plain types (is_plain) come as 16 + u: theirs are 2^-11 of up
+ * to 31 d and of what makes up for the 16, so even a weight of 0 is not exact. The bits of an output are its
+ * own whatever the batch, but not those of the other kernels.
  *
  * From f16 to bf16: VPMULHRSW by 4096 shifts right by three and rounds, and then the three bits below the
  * sign, copies of it, are cleared. What remains has the exponent of f16 in the field of bf16, so it is the
  * weight times 2^-112. To keep away from the ends of both formats, a row's weights are multiplied by a power
- * of two first (the tile's factors), activations by 2^56, and sums at last by what gives one altogether.
+ * of two first (the tile's factors), activations by 2^56, and sums at last by what gives one altogether. So
+ * the ends are: products of |x| below about 1e-23 come to nothing, since tiles take denormals for zero, and
+ * |x| above 4.7e21 is infinite, which makes its token NaN. A row whose d or m is no number is NaN.
  *
  * A matrix of weights as TDPBF16PS wants it has 16 lines, each a pair of columns of all 16 rows. A word of
  * packed nibbles has columns of four lines, so columns pass in the order of pairs_of_lines; activations are
@@ -23,8 +27,6 @@
  * Few tokens multiply weights as they are unpacked, the next while tiles are at work. For many a strip of two
  * tiles × 512 columns is unpacked into L1, and the activations of these columns, which the first strip brings
  * into L2, serve up to eight strips.
- *
- * F32, F16 and BF16 weights are left to the kernels for VNNI.
  */
 #include "ops/amx/tiles.h"
 #include "ops/linear_vnni.h"
@@ -347,10 +349,6 @@ static void scale_sums(float *out, const paged__matrix *w, int32_t tile0, int32_
 
 static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_tiles, const paged__act *x,
                  int32_t token0, int32_t n_tokens) {
-    if (!paged__is_quantised(w->type)) {
-        paged__linear_vnni.sums(out, w, tile0, n_tiles, x, token0, n_tokens);
-        return;
-    }
     const strip from = {paged__tile_at(w, tile0), paged__tile_factors(w, tile0)};
     const int64_t n_blocks =
         (int64_t)w->tile_bytes / paged__unit_bytes(w->type) * paged__unit_blocks(w->type);
@@ -363,4 +361,4 @@ static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_ti
 }
 
 const paged__linear_kernels_table paged__linear_amx_bf16 = {
-    .name = "amx_bf16", .wide_groups = true, .wide_tiles = true, .sums = sums, PAGED__LANES};
+    .name = "amx_bf16", .wide_tiles = true, .sums = sums, PAGED__LANES};
