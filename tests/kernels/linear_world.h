@@ -41,6 +41,13 @@ static inline void *take_aligned(size_t bytes) {
     return p;
 }
 
+/* What a job brings for wide sums, of NaN; for a third of all n: nothing, which must not change a bit. */
+static inline float *room_for(int32_t n) {
+    static _Alignas(64) float room[PAGED__ROOM_BYTES / sizeof(float)];
+    memset(room, 0xff, sizeof room);
+    return n % 3 ? room : NULL;
+}
+
 typedef struct weights {
     paged__matrix w;
     uint8_t *gguf; /* rows of row_bytes */

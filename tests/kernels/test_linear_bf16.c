@@ -89,7 +89,8 @@ static float *layer_run(const layer *l, int32_t token0, int32_t n, int32_t nth) 
                              .y = y,
                              .y_stride = stride,
                              .epilogue = l->epilogue,
-                             .residual_stride = l->residual.stride};
+                             .residual_stride = l->residual.stride,
+                             .room = room_for(nth)};
     if (l->residual.x) job.residual = l->residual.x + token0 * l->residual.stride;
     for (int32_t i = 0; i < l->n_w; i++) {
         job.w[i] = &l->v[i].w;

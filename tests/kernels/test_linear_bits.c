@@ -16,6 +16,7 @@ static float *run_stack(const paged__linear_job *base, const paged__act *act, in
     job.x = act;
     job.y = take((size_t)(act->n_tokens * n_out), sizeof(float));
     job.y_stride = n_out;
+    job.room = room_for(nth);
     for (int32_t i = 0; i < nth; i++) paged__linear_run(&job, i, nth);
     return job.y;
 }
@@ -406,6 +407,6 @@ static void bf16_into_activations(void) {
     X(many_tokens)                                                                                           \
     X(stacks)                                                                                                \
     X(where_parts_begin)                                                                                     \
-    X(where_gated_parts_begin) X(epilogues) X(into_activations) X(poison) X(activations) X(bf16)             \
-        X(bf16_into_activations)
+    X(where_gated_parts_begin)                                                                               \
+    X(epilogues) X(into_activations) X(poison) X(activations) X(bf16) X(bf16_into_activations)
 TEST_MAIN(TESTS)
