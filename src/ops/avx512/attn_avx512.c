@@ -397,8 +397,8 @@ static void many_pv(const paged__step *step) {
     }
 }
 
-/* K of a step, then V: with heads of 128 and more both together are larger than L1. The weights of a block of rows are made while the
- * products of the one before it are under way. */
+/* K of a step, then V: with heads of 128 and more both together are larger than L1. The weights of a block of
+ * rows are made while the products of the one before it are under way. */
 static void attend(const paged__step *step) {
     const int32_t n = paged__n_blocks(step, ROWS);
     for (int32_t block = 0, r = 0, next; block < n; block++, r = next) {
