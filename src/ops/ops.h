@@ -123,7 +123,7 @@ typedef struct paged__kernels {
                    int32_t n); /* out[n] = o / l or o * (1 / l), never -0 */
     /* paged__blocks_exist of tables.h; NULL: plain C. */
     bool (*blocks_exist)(const int32_t *blocks, int32_t n, int32_t n_blocks);
-    /* The farther distance of paged__tiles is twice the nearer one. On processors of Intel L2 waits for few
+    /* The farther distance of paged__tiles is twice the nearer one. On processors with AMX L2 waits for few
      * more prefetches than L1, and its own prefetcher brings most lines: it follows requests within 4 KiB,
      * and does so best where they are not far ahead. */
     bool looks_near;

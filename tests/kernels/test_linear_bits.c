@@ -235,6 +235,22 @@ static void epilogues(void) {
     weights_free(&up);
 }
 
+/* A gated unit whose outputs become activations as they are made: those of `want`, every byte. */
+static void check_into(const paged__linear_job *base, const paged__act *x, const paged__act *want,
+                       int32_t nth) {
+    const size_t bytes = paged__act_bytes(want->kind, want->n_tokens, want->n_cols);
+    paged__linear_job job = *base;
+    paged__act got = *want;
+    got.data = take_aligned(bytes);
+    memset(got.data, 0xff, bytes);
+    job.x = x;
+    job.act = &got;
+    job.room = room_for(nth);
+    for (int32_t i = 0; i < nth; i++) paged__linear_run(&job, i, nth);
+    CHECK(memcmp(got.data, want->data, bytes) == 0);
+    free(got.data);
+}
+
 /* What a gated unit makes as activations is what paged__act_set() makes of its rows, on every instruction
  * set. */
 static void into_activations(void) {
@@ -252,18 +268,11 @@ static void into_activations(void) {
         for (int32_t isa = 0; isa < N_LINEAR_ISAS; isa++) {
             if (!linear_isa_use(isa)) continue;
             for (int32_t n = 1; n <= N_TOKENS; n += n < 14 ? 1 : n < 42 ? 9 : 28) {
-                paged__act x = activate(&in, true, N_TOKENS - n, n),
-                           want = activate(&hidden, true, N_TOKENS - n, n), got = want;
-                const size_t bytes = paged__act_bytes(true, n, N_ROWS);
-                got.data = take_aligned(bytes);
-                memset(got.data, 0xff, bytes);
-                job.x = &x;
-                job.act = &got;
-                for (int32_t i = 0; i < 3; i++) paged__linear_run(&job, i, 3);
-                CHECK(memcmp(got.data, want.data, bytes) == 0);
+                const paged__act x = activate(&in, true, N_TOKENS - n, n),
+                                 want = activate(&hidden, true, N_TOKENS - n, n);
+                check_into(&job, &x, &want, 3);
                 free(x.data);
                 free(want.data);
-                free(got.data);
             }
         }
         free(rows);
@@ -384,18 +393,11 @@ static void bf16_into_activations(void) {
         paged__act x = activate(&in, PAGED__ACT_BF16, 0, n);
         paged__linear_job job = {.w = {&gate.w, &up.w}, .n_w = 2, .epilogue = PAGED__SWIGLU};
         const inputs hidden = {.act = {.n_cols = ROWS}, .x = run_stack(&job, &x, ROWS, 1), .stride = ROWS};
-        paged__act want = activate(&hidden, PAGED__ACT_BF16, 0, n), got = want;
-        const size_t bytes = paged__act_bytes(PAGED__ACT_BF16, n, ROWS);
-        got.data = take_aligned(bytes);
-        memset(got.data, 0xff, bytes);
-        job.x = &x;
-        job.act = &got;
-        for (int32_t i = 0; i < 2; i++) paged__linear_run(&job, i, 2);
-        CHECK(memcmp(got.data, want.data, bytes) == 0);
+        const paged__act want = activate(&hidden, PAGED__ACT_BF16, 0, n);
+        check_into(&job, &x, &want, 2);
         free(hidden.x);
         free(x.data);
         free(want.data);
-        free(got.data);
     }
     inputs_free(&in);
     weights_free(&gate);
