@@ -102,21 +102,32 @@ INLINE void fetch_stream(stream *f, int32_t n) {
     f->n -= n;
 }
 
-/* With many rows: lines of K and then V of the next call, some at a time. */
+/* With many rows: lines of K and then V of the next call, `rate` at a time. */
 typedef struct bringer {
     const paged__tiles *tiles[2];
-    int32_t kv, tile, line, rate;
+    const uint8_t *line;       /* the next one */
+    int32_t n, kv, tile, rate; /* n: lines to come of this tile */
 } bringer;
 
-static void bring(bringer *b) {
-    for (int32_t i = 0; i < b->rate && b->kv < 2; i++) {
-        const paged__tiles *tiles = b->tiles[b->kv];
-        _mm_prefetch((const char *)tiles->next[b->tile] + b->line * LINE, _MM_HINT_T1);
-        if (++b->line < tiles->next_lines) continue;
-        b->line = 0;
-        if (++b->tile < tiles->n_next) continue;
-        b->tile = 0;
-        b->kv++;
+static void bring_tile(bringer *b) {
+    b->line = b->tiles[b->kv]->next[b->tile];
+    b->n = b->tiles[b->kv]->next_lines;
+}
+
+/* Runs of lines, since it is called beside products. */
+INLINE void bring(bringer *b) {
+    for (int32_t rest = b->rate; rest > 0 && b->n > 0;) {
+        int32_t n = PAGED_MIN(rest, b->n);
+        for (const uint8_t *end = b->line + n * LINE; b->line < end; b->line += LINE)
+            _mm_prefetch((const char *)b->line, _MM_HINT_T1);
+        rest -= n;
+        b->n -= n;
+        if (b->n > 0) continue;
+        if (++b->tile == b->tiles[b->kv]->n_next) {
+            b->tile = 0;
+            if (++b->kv == 2) return;
+        }
+        bring_tile(b);
     }
 }
 
@@ -125,6 +136,7 @@ static bringer bringer_of(const paged__step *step, int32_t n_times) {
     if (step->k.next_lines <= 0 || step->v.next_lines <= 0) return b;
     int32_t n = step->k.n_next * step->k.next_lines + step->v.n_next * step->v.next_lines;
     b.rate = (n + n_times - 1) / n_times;
+    bring_tile(&b);
     return b;
 }
 
