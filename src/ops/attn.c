@@ -176,6 +176,9 @@ static void derive(paged_attn *attn) {
     attn->heads_max = PAGED_MIN(of_heads, c->n_kv_heads);
     of_heads = (int32_t)PAGED_MIN(of_heads, (int64_t)c->max_q * c->n_kv_heads);
     attn->rows_max = PAGED_MAX(attn->q_tile, of_heads) * attn->group;
+    int32_t shared_rows = PAGED_MIN(attn->q_tile, c->max_shared_q) * attn->group;
+    attn->rows_max = PAGED_MAX(attn->rows_max,
+                               (int32_t)PAGED_MIN(PAGED__SHARED_ROWS, (int64_t)shared_rows * c->n_kv_heads));
     attn->rows_cut =
         PAGED_MIN(PAGED_MAX(PAGED__CUT_ROWS / c->n_kv_heads, attn->group), attn->q_tile * attn->group);
     attn->n_splits_max = (c->max_k + PAGED_ATTN_SPLIT - 1) / PAGED_ATTN_SPLIT;
@@ -190,10 +193,9 @@ static void derive(paged_attn *attn) {
             n_prefixes = c->max_shared_q / attn->q_tile + n_seqs_shared;
     attn->n_entries_max = c->max_q / attn->q_tile + PAGED_MIN(c->max_seqs, c->max_q) + n_prefixes;
     attn->n_owns_max = n_seqs_shared + n_prefixes;
-    int64_t shared_rows = PAGED_MIN(attn->q_tile, c->max_shared_q) * attn->group;
     if (attn->n_splits_cut > 1)
         attn->workspace_states = (int64_t)attn->n_splits_cut * c->n_kv_heads * attn->rows_cut;
-    attn->workspace_states = PAGED_MAX(attn->workspace_states, attn->n_splits_max * shared_rows);
+    attn->workspace_states = PAGED_MAX(attn->workspace_states, (int64_t)attn->n_splits_max * shared_rows);
 }
 
 paged_status paged_attn_create(const paged_attn_config *config, paged_attn **out, paged_error *err) {

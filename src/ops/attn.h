@@ -29,7 +29,9 @@
  * entries of its own. A head that one thread has for itself is folded as it comes, first the common splits,
  * then each sequence's, which is the order without a cascade. Many rows wait for arithmetic, few for memory:
  * so keys and values of the sequences come into the cache beside those of the prefix, and what has come is
- * attended to between two of its splits. Of a head that a cut goes through all states go to the workspace.
+ * attended to between two of its splits. With AMX memory brings little beside arithmetic: there a thread does
+ * the prefix of some heads and then what the sequences see behind it, of all these heads in one stream, as in
+ * decode. Of a head that a cut goes through all states go to the workspace.
  *
  * A state is what is known of a row after some tokens: o[head_dim_v] = sum of exp2(s - m) * v, the maximum
  * m and the sum l of exp2(s - m), with scores s in units of log2.
@@ -41,11 +43,12 @@
 #include "ops/tables.h"
 
 enum {
-    PAGED__UNIT_ROWS = 96,  /* rows that a thread aims to have at work, of several KV heads */
-    PAGED__TILE_ROWS = 192, /* the same of one: more share what is read of the cache, fewer stay in L2 */
-    PAGED__ROW_PARTS = 8,   /* of an entry of at least PAGED__UNIT_ROWS rows, between which it may be cut */
-    PAGED__CUT_ROWS = 64,   /* entries of up to so many rows of all heads, or of one query, may be cut */
-    PAGED__STATE_TAIL = 16  /* floats behind o in a state: m, l, padding */
+    PAGED__UNIT_ROWS = 96,    /* rows that a thread aims to have at work, of several KV heads */
+    PAGED__TILE_ROWS = 192,   /* the same of one: more share what is read of the cache, fewer stay in L2 */
+    PAGED__SHARED_ROWS = 256, /* of a cascade, of several KV heads, whose own keys are read side by side */
+    PAGED__ROW_PARTS = 8,     /* of an entry of at least PAGED__UNIT_ROWS rows, between which it may be cut */
+    PAGED__CUT_ROWS = 64,     /* entries of up to so many rows of all heads, or of one query, may be cut */
+    PAGED__STATE_TAIL = 16    /* floats behind o in a state: m, l, padding */
 };
 
 typedef struct paged__entry {
@@ -134,6 +137,11 @@ paged_status paged__attn_config_check(const paged_attn_config *config, paged_att
                                       paged_error *err);
 paged_status paged__attn_check(const paged_attn_config *config, const paged_batch *batch, const paged_kv *kv,
                                paged__blocks_exist *exist, paged_error *err);
+
+/* Up to so many rows of a head memory is what one waits for. */
+static inline int32_t paged__few_rows(const paged__type_kernels *kernels) {
+    return PAGED_MAX(kernels->few_rows, PAGED__FEW_ROWS);
+}
 
 /* Whether the items of the entry are splits of a head. */
 static inline bool paged__entry_can_cut(const paged_attn *attn, const paged__entry *entry) {

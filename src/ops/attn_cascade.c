@@ -72,8 +72,8 @@ static void finish_own(const paged__unit *prefix, const paged__scratch *scratch,
     paged__unit_finish(&u, scratch, io);
 }
 
-/* All of some heads, folded as it comes. */
-static void run_cascade(paged__unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
+/* All of a head, folded as it comes, with own keys beside those of the prefix. */
+static void run_beside(paged__unit *u, const paged__scratch *scratch, const paged_attn_io *io) {
     paged__beside b = beside_of(u);
     u->beside = &b;
     paged__unit_load(u, scratch, io);
@@ -95,6 +95,31 @@ static void run_cascade(paged__unit *u, const paged__scratch *scratch, const pag
     for (int32_t i = 0; i < u->entry->n_own; i++)
         finish_own(u, scratch, i, i < n_there && can_keep(u, i), io);
     u->beside = NULL;
+}
+
+/* Heads h … h + n - 1 of the unit, counted from its first. */
+static paged__unit heads_of(const paged__unit *u, int32_t h, int32_t n) {
+    paged__unit part = *u;
+    part.head += h;
+    part.n_heads = n;
+    part.first_row += h * u->head_rows;
+    return part;
+}
+
+/* All of some heads, folded as it comes: the prefix, `at_once` of them at a time, then own keys of all. */
+static void run_side_by_side(const paged__unit *u, const paged__scratch *scratch, int32_t at_once,
+                             const paged_attn_io *io) {
+    paged__unit_load(u, scratch, io);
+    paged__unit_begin(u, scratch->acc);
+    paged__unit_begin(u, scratch->cur);
+    for (int32_t h = 0; h < u->n_heads; h += at_once) {
+        paged__unit part = heads_of(u, h, PAGED_MIN(at_once, u->n_heads - h));
+        paged__unit_attend(&part, scratch, 0, scratch->acc);
+        for (int32_t split = 1; split < u->entry->n_splits; split++)
+            paged__unit_fold(&part, scratch, split, scratch->cur,
+                             paged__unit_attend(&part, scratch, split, scratch->cur));
+    }
+    for (int32_t i = 0; i < u->entry->n_own; i++) finish_own(u, scratch, i, false, io);
 }
 
 /* One split of one head of a unit, to where the merge finds it. `cut` is the first to go through the head. */
@@ -122,18 +147,40 @@ static void run_cascade_items(const paged__unit *u, const paged__scratch *scratc
     }
 }
 
+/* How a thread goes about heads that it has for itself. */
+typedef struct head_order {
+    bool beside;    /* own keys come beside those of the prefix; else they follow it */
+    int32_t most;   /* heads of a unit */
+    int32_t prefix; /* of these with the prefix at once */
+} head_order;
+
+/* Beside where many rows of the prefix wait for arithmetic and `attend` brings what they leave time for. A
+ * processor that hardly brings anything beside arithmetic (`looks_near`) reads own keys as in decode: many
+ * heads, which lie side by side, in long runs. */
+static head_order order_of(const paged_attn *attn, const paged_kv *kv, const paged__entry *entry) {
+    const paged__type_kernels *kernels = attn->kernels->of[kv->type];
+    bool many = entry->n_rows > paged__few_rows(kernels);
+    if (many && kernels->attend && !attn->kernels->looks_near) return (head_order){true, 1, 1};
+    head_order order = {.most = 1, .prefix = many ? 1 : paged__heads_at_once(attn, kv, entry)};
+    if (kv->k_head_stride <= kv->block_stride)
+        order.most = PAGED_MIN(PAGED_MAX(attn->rows_max / entry->n_rows, 1), attn->heads_max);
+    return order;
+}
+
 void paged__cascade_run(paged_attn *attn, const paged_kv *kv, const paged__entry *entry, int32_t from,
                         int32_t until, const paged_attn_io *io, int32_t ith, int32_t nth) {
-    /* Of many rows one head at a time, so that what is brought beside them stays near. */
-    int32_t n = paged__head_items(entry),
-            most = entry->n_rows > PAGED__FEW_ROWS ? 1 : paged__heads_at_once(attn, kv, entry);
+    const head_order order = order_of(attn, kv, entry);
+    int32_t n = paged__head_items(entry);
     paged__unit u = {.attn = attn, .kv = kv, .entry = entry, .head_rows = entry->n_rows};
     for (int32_t item = from, next; item < until; item = next) {
         int32_t first = item % n;
         u.head = item / n;
-        u.n_heads = first > 0 ? 0 : PAGED_MIN(most, (until - item) / n);
+        u.n_heads = first > 0 ? 0 : PAGED_MIN(order.most, (until - item) / n);
         if (u.n_heads > 0) {
-            run_cascade(&u, &attn->scratch[ith], io);
+            if (order.beside)
+                run_beside(&u, &attn->scratch[ith], io);
+            else
+                run_side_by_side(&u, &attn->scratch[ith], order.prefix, io);
             next = item + u.n_heads * n;
         } else {
             u.n_heads = 1;

@@ -121,8 +121,8 @@ static void adjust_scores(const paged__unit *u, const paged__scratch *scratch, i
 /* Whether the kernels have one call for a step of so many rows. */
 static bool attends_at_once(const paged__unit *u, const split_run *run, paged__range rows) {
     const paged_attn *attn = u->attn;
-    return run->kernels->attend && rows.end - rows.first > PAGED__FEW_ROWS && attn->softcap_log2 == 0 &&
-           !attn->slopes_log2;
+    return run->kernels->attend && rows.end - rows.first > paged__few_rows(run->kernels) &&
+           attn->softcap_log2 == 0 && !attn->slopes_log2;
 }
 
 static void weigh(const paged__unit *u, const split_run *run, const paged__scratch *scratch,

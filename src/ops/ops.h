@@ -94,9 +94,10 @@ typedef struct paged__type_kernels {
      * in place: p may be s. */
     void (*softmax)(const paged__step *step);
     void (*pv)(const paged__step *step); /* o += p · V */
-    /* All three, with the same bits, of more than PAGED__FEW_ROWS rows. `next` are then the tiles of the next
-     * call. NULL: one after the other. */
+    /* All three, with the same bits, of more than few rows. `next` are then the tiles of the next call.
+     * NULL: one after the other. */
     void (*attend)(const paged__step *step);
+    int32_t few_rows;  /* if more than PAGED__FEW_ROWS: memory is what one waits for up to so many */
     void (*end)(void); /* after the last of these calls of a run, on its thread; NULL: nothing to be done */
 
     /* A tile as an f32 tile, for kernels that convert: with many rows it is cheaper to do it once, and call

@@ -281,6 +281,35 @@ static void cascades(void) {
     }
 }
 
+/* Heads that a thread takes along, of 8, 16 and 32 rows each; own keys: none, some, more than a split. */
+static void cascade_of_many_heads(void) {
+    enum { N = SEQS_MAX };
+    static const int32_t heads[][2] = {{14, 14}, {20, 10}, {24, 6}},
+                         n_own[] = {1, 0, 70, 600, 33, 0, 130, 64};
+    int32_t n_keys[N], n_queries[N];
+    for (int32_t i = 0; i < N; i++) n_keys[i] = 1024 + n_own[i % 8], n_queries[i] = 1;
+    EACH_ISA(isa) {
+        uint64_t rng = test_seed;
+        for (int32_t i = 0; i < (isa == 0 || is_slow() ? 3 : 12); i++) {
+            int32_t type = is_slow() ? draw_type(&rng, PAGED_LAYOUT_PACKED) : i / 3;
+            shape s = shape_of(type, PAGED_LAYOUT_PACKED, heads[i % 3][0], heads[i % 3][1], 16, 32);
+            world w = world_make(s, N, n_keys, n_queries, FILL_UNIFORM, &rng);
+            world_share(&w, (paged_shared){0, N, 1024});
+            place p = place_make(&w, s.layout, 32, false, draw(&rng, 2), true, &rng);
+            result want = run_all(&w, &p, 1);
+            check_some(&w, &want, 3, &rng);
+            place_share(&w, &p, (paged_shared){0, N, 1024});
+            for (int32_t nth = 1; nth <= 9; nth += 1 + nth / 3) {
+                result r = run_all(&w, &p, nth);
+                must_equal(&w, &want, &r, "cascade");
+            }
+            result_free(&want);
+            place_free(&p);
+            world_free(&w);
+        }
+    }
+}
+
 /* The common blocks are read once: where they are shared by many, the plan has far less to do. */
 static void cascade_reads_once(void) {
     enum { N = SEQS_MAX };
@@ -468,7 +497,7 @@ static void reads_no_further(void) {
 #define SHAPES(X)   X(every_head_ratio) X(every_block_size)
 #define SCORES(X)   X(softcap_and_alibi_of_scores) X(softcap_matters) X(alibi_of_any_head_count)
 #define WINDOWS(X)  X(window_counts_itself) X(windows_of_long_sequences) X(sinks_of_any_size)
-#define CASCADES(X) X(cascades) X(cascade_reads_once)
+#define CASCADES(X) X(cascades) X(cascade_of_many_heads) X(cascade_reads_once)
 #define PAGES(X)    X(page_of_the_document) X(sample_of_the_document_is_wrong) X(reads_no_further)
 #define TESTS(X)    SHAPES(X) SCORES(X) WINDOWS(X) CASCADES(X) PAGES(X)
 TEST_MAIN(TESTS)
