@@ -224,6 +224,21 @@ static void find_tiles(const paged__unit *u, int32_t h, int32_t t0, int32_t firs
     if (u->kv->type == PAGED_TYPE_I8) paged__scales_find(&step, k->scale, v->scale);
 }
 
+/* Of head h where those of head 0 of the unit, with the same table, are at k0 and v0. */
+static void find_beside(const paged__unit *u, int32_t h, const paged__tiles *k0, const paged__tiles *v0,
+                        paged__tiles *k, paged__tiles *v) {
+    int64_t to_k = h * u->kv->k_head_stride, to_v = h * u->kv->v_head_stride;
+    for (int32_t j = 0; j < PAGED__STEP_TILES; j++) {
+        k->at[j] = (const uint8_t *)k0->at[j] + to_k;
+        v->at[j] = (const uint8_t *)v0->at[j] + to_v;
+    }
+    int64_t to_scale = h * (u->kv->scale_head_stride / (int64_t)sizeof(float));
+    for (int32_t j = 0; j < PAGED__STEP_TILES && u->kv->type == PAGED_TYPE_I8; j++) {
+        k->scale[j] = k0->scale[j] + to_scale;
+        v->scale[j] = v0->scale[j] + to_scale;
+    }
+}
+
 /* Place i of the order in which few rows take the tiles of n heads: K of one head after the other, then V,
  * then what follows. */
 static paged__tiles *place(paged__step *steps, int32_t n, int32_t i, paged__tiles after[2]) {
@@ -236,12 +251,22 @@ static void find_all(const paged__unit *u, const paged__scratch *scratch, int32_
                      bool at_once) {
     paged__step *steps = scratch->steps;
     int32_t n = u->n_heads, t1 = t0 + PAGED_ATTN_STEP;
-    for (int32_t h = 0; h < n; h++) find_tiles(u, h, t0, first, &steps[h].k, &steps[h].v);
+    bool has_one_table = u->attn->tables.head_stride == 0;
+    for (int32_t h = 0; h < n; h++) {
+        if (h == 0 || !has_one_table)
+            find_tiles(u, h, t0, first, &steps[h].k, &steps[h].v);
+        else
+            find_beside(u, h, &steps[0].k, &steps[0].v, &steps[h].k, &steps[h].v);
+        set_lines(u, &steps[h].k, &steps[h].v);
+    }
     paged__tiles after[2] = {steps[n - 1].v, steps[n - 1].v}, v_after = after[0], unused;
     if (t1 < u->entry->n_keys) { /* what the rows of this step see reaches beyond it */
         find_tiles(u, 0, t1, 0, &after[0], &v_after);
         after[1] = v_after;
-        if (n > 1 && !at_once) find_tiles(u, 1, t1, 0, &after[1], &unused);
+        if (n > 1 && !at_once && has_one_table)
+            find_beside(u, 1, &after[0], &v_after, &after[1], &unused);
+        else if (n > 1 && !at_once)
+            find_tiles(u, 1, t1, 0, &after[1], &unused);
     } else if (at_once && u->head + n < u->attn->config.n_kv_heads) { /* likely the entry's next KV head */
         int32_t key = first_key_of(u);
         find_tiles(u, n, key / PAGED_ATTN_STEP * PAGED_ATTN_STEP, key, &after[0], &v_after);
@@ -253,7 +278,6 @@ static void find_all(const paged__unit *u, const paged__scratch *scratch, int32_
         set_next(&steps[h].k, h + 1 < n ? &next->k : &after[0], &after[0]);
         set_next(&steps[h].v, h + 1 < n ? &next->v : &v_after, &v_after);
     }
-    for (int32_t h = 0; h < n; h++) set_lines(u, &steps[h].k, &steps[h].v);
     /* Scales of V are wanted with those of K. */
     memcpy(steps[n - 1].k.next_scale, v_after.scale, sizeof v_after.scale);
 }
