@@ -128,7 +128,7 @@ struct paged_attn {
     int32_t n_owns, n_owns_max;
     int64_t cost;
     bool needs_merge;
-    bool is_claimed;           /* threads claim what they do; else the cuts say it */
+    bool is_claimed;           /* threads claim what they do; else they have shares */
     _Atomic int64_t n_claimed; /* of the run: heads of entries; 0 between runs, … */
     _Atomic int32_t n_done;    /* … as the threads that have done their part */
     paged__share *shares;      /* [n_threads_max] of the run */
