@@ -179,9 +179,9 @@ typedef struct paged_attn_io {
         *sinks; /* [n_heads] a score that takes part in the sum and has no value, -inf: none; or NULL */
 } paged_attn_io;
 
-/* The part of thread ith of nth (nth ≤ n_threads_max; the same in every call of the step): the nth calls are
- * the run, at once or one after the other. All threads must return from run before any enters merge or the
- * next run. Cannot fail. */
+/* The part of thread ith of nth (nth ≤ n_threads_max; the same in every call of the step), and what others
+ * have not begun of theirs: the nth calls are the run, at once or one after the other. All threads must
+ * return from run before any enters merge or the next run. Cannot fail. */
 PAGED_API void paged_attn_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith,
                               int32_t nth);
 PAGED_API void paged_attn_merge(paged_attn *attn, const paged_attn_io *io, int32_t ith, int32_t nth);

@@ -130,11 +130,12 @@ static paged_status take_memory(paged_attn *attn, paged_error *err) {
     const paged_attn_config *c = &attn->config;
     size_t n_threads = (size_t)c->n_threads_max, rows = round_up_16((size_t)attn->rows_max);
     paged__scratch none;
-    size_t n_scratch = place_scratch(attn, NULL, &none),
-           n_workspace = (n_threads - 1) * (size_t)attn->workspace_states * (size_t)attn->state_floats;
+    size_t n_scratch = place_scratch(attn, NULL, &none), n_cuts = n_threads > 1 ? n_threads : 0,
+           n_workspace = n_cuts * (size_t)attn->workspace_states * (size_t)attn->state_floats;
 
     attn->owns = paged__alloc((size_t)attn->n_owns_max, sizeof *attn->owns);
     attn->entries = paged__alloc((size_t)attn->n_entries_max, sizeof *attn->entries);
+    attn->shares = paged__calloc(n_threads, sizeof *attn->shares);
     attn->scratch = paged__calloc(n_threads, sizeof *attn->scratch);
     attn->scratch_memory = paged__calloc(n_threads * n_scratch, sizeof(float));
     attn->rows_memory = paged__calloc(n_threads * rows, 3 * sizeof(int32_t));
@@ -142,8 +143,9 @@ static paged_status take_memory(paged_attn *attn, paged_error *err) {
     attn->steps_memory = paged__calloc(n_threads * (size_t)attn->heads_max, sizeof(paged__step));
     attn->workspace = paged__alloc(n_workspace, sizeof(float));
     if (c->alibi) attn->slopes_log2 = paged__alloc((size_t)c->n_heads, sizeof(float));
-    if (!attn->entries || !attn->owns || !attn->scratch || !attn->scratch_memory || !attn->rows_memory ||
-        !attn->seen_memory || !attn->steps_memory || !attn->workspace || (c->alibi && !attn->slopes_log2))
+    if (!attn->entries || !attn->owns || !attn->shares || !attn->scratch || !attn->scratch_memory ||
+        !attn->rows_memory || !attn->seen_memory || !attn->steps_memory || !attn->workspace ||
+        (c->alibi && !attn->slopes_log2))
         return paged__fail(err, PAGED_ERR_NO_MEMORY,
                            "attention needs %zu bytes for %zu threads, %d keys and %d queries that share",
                            (n_threads * n_scratch + n_workspace) * sizeof(float), n_threads, c->max_k,
@@ -231,6 +233,7 @@ void paged_attn_free(paged_attn *attn) {
     paged__free(attn->owns);
     paged__free(attn->scratch_memory);
     paged__free(attn->scratch);
+    paged__free(attn->shares);
     paged__free(attn->entries);
     paged__free(attn);
 }

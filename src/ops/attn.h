@@ -13,10 +13,14 @@
  * In one layer of a block the keys of all KV heads lie side by side, and memory is read fastest in long runs:
  * so where rows are few, a thread takes as many heads as it has room for along, step by step.
  *
- * Thread ith of nth takes the part of the line between the cuts ith and ith + 1, which have nearly equal
- * cost between them. When a cut goes between the splits of an entry, all its splits go to the workspace, one
- * state each, and paged_attn_merge folds them; otherwise they are folded as they come. Both fold in ascending
- * order with the same function, so where the cuts lie changes no bit.
+ * Thread ith of nth has a share, the part of the line between the cuts ith and ith + 1, which have nearly
+ * equal cost between them. It takes its share from begin to end, and then helps: it takes, from the shares of
+ * others, what nobody has begun, in the same order: memory does not serve threads alike.
+ *
+ * For that the splits of the entry in which a share ends go to the workspace, one state each, but for those
+ * that the thread where the entry begins has folded before anyone else took one; paged_attn_merge folds them.
+ * Of other entries all are folded as they come. Everywhere it is in ascending order, with the same function,
+ * so where the cuts lie and who takes what changes no bit.
  *
  * Where nothing is cut and there are entries of many rows (a prompt), threads claim heads of entries in turn,
  * from the end of the line, where the longest are: no estimate of costs is as good as seeing who is free.
@@ -71,6 +75,17 @@ typedef struct paged__cut {
     int32_t entry, item;
 } paged__cut;
 
+/* What is between two cuts. All but n_left is written by the thread whose share it is, while n_left is 0, so
+ * that others see it with a number that is more. A KV head of an entry that is folded as it comes counts as
+ * one item. */
+typedef struct paged__share {
+    _Alignas(64) _Atomic int64_t n_left; /* items that nobody has begun; 0 also before the share is begun */
+    int64_t n_items;
+    paged__cut begin, end;
+    int32_t begin_cut, end_cut; /* the workspaces of the entries at both ends; 0: none */
+    int32_t n_folded; /* of the entry at the end, if it begins here: its first splits, folded in one state */
+} paged__share;
+
 /* Of one thread. */
 typedef struct paged__scratch {
     uint8_t *q, *p;   /* [rows_max] rows of the kernels' own form (ops.h), of q_stride and p_stride bytes */
@@ -116,17 +131,18 @@ struct paged_attn {
     int32_t n_owns, n_owns_max;
     int64_t cost;
     bool needs_merge;
-    bool is_claimed;           /* threads claim what they do; else the cuts say it */
+    bool is_claimed;           /* threads claim what they do; else they have shares */
     _Atomic int64_t n_claimed; /* of the run: heads of entries; 0 between runs, … */
     _Atomic int32_t n_done;    /* … as the threads that have done their part */
+    paged__share *shares;      /* [n_threads_max] of the run */
 
     paged__scratch *scratch; /* [n_threads_max] */
     float *scratch_memory;   /* what the arrays of scratch are cut from */
     int32_t *rows_memory;
     paged__range *seen_memory;
     paged__step *steps_memory;
-    /* [n_threads_max - 1 cuts] states of entries that are cut: [n_splits_cut, n_kv_heads, rows_cut], or of a
-     * head of a cascade [n_splits_max, rows of the prefix entry] */
+    /* [n_threads_max cuts, 0 of one thread] states of entries in which a share ends: [n_splits_cut,
+     * n_kv_heads, rows_cut], or of a head of a cascade [n_splits_max, rows of the prefix entry] */
     float *workspace;
     int64_t workspace_states; /* of one cut */
 };
@@ -184,21 +200,27 @@ static inline int32_t paged__row_first(const paged_attn *attn, const paged__entr
 /* Cut b of nth: 0 is the begin of the line, nth its end. A function of the plan, b and nth alone. */
 paged__cut paged__cut_at(const paged_attn *attn, int32_t b, int32_t nth);
 
-/* Whether a cut goes through a piece, whose states are then kept: an entry, or a head of a cascade. */
-bool paged__cut_goes_through(const paged_attn *attn, paged__cut cut);
+/* The entry of the last item before the cut; -1: none. */
+static inline int32_t paged__entry_before(paged__cut cut) {
+    return cut.item > 0 ? cut.entry : cut.entry - 1;
+}
 
-/* The cut, at or before b, that is the first to go through the piece of cut b; cut b goes through it. */
+/* Whether cut b of nth has a piece whose states are kept: the entry before it, if that may be cut, or the
+ * head of a cascade that it goes through. */
+bool paged__cut_keeps(const paged_attn *attn, int32_t b, int32_t nth);
+
+/* The cut, at or before b, that is the first to have the piece of cut b, which has one. */
 int32_t paged__first_cut(const paged_attn *attn, int32_t b, int32_t nth);
 
 /* States of a split, counted from split_first, and head, in the workspace of the entry that cut b is the
- * first to go through. */
+ * first to have. */
 static inline float *paged__workspace(const paged_attn *attn, int32_t b, int32_t split, int32_t head) {
     int64_t index = ((int64_t)split * attn->config.n_kv_heads + head) * attn->rows_cut;
     return attn->workspace + ((b - 1) * attn->workspace_states + index) * attn->state_floats;
 }
 
 /* States of a split, counted from 0, of the rows from `row` on of the head of a cascade that cut b is the
- * first to go through. */
+ * first to have. */
 static inline float *paged__cascade(const paged_attn *attn, const paged__entry *prefix, int32_t b,
                                     int32_t split, int32_t row) {
     int64_t index = (int64_t)split * prefix->n_rows + row;

@@ -49,19 +49,22 @@ paged__cut paged__cut_at(const paged_attn *attn, int32_t b, int32_t nth) {
     return (paged__cut){index, (int32_t)item};
 }
 
-bool paged__cut_goes_through(const paged_attn *attn, paged__cut cut) {
-    if (cut.item == 0) return false;
-    const paged__entry *entry = &attn->entries[cut.entry];
-    return entry->is_prefix ? cut.item % paged__head_items(entry) != 0 : true;
+bool paged__cut_keeps(const paged_attn *attn, int32_t b, int32_t nth) {
+    paged__cut cut = paged__cut_at(attn, b, nth);
+    int32_t index = paged__entry_before(cut);
+    if (index < 0 || nth == 1) return false;
+    const paged__entry *entry = &attn->entries[index];
+    if (!entry->is_prefix) return paged__entry_can_cut(attn, entry);
+    return cut.item % paged__head_items(entry) != 0;
 }
 
 int32_t paged__first_cut(const paged_attn *attn, int32_t b, int32_t nth) {
     paged__cut at = paged__cut_at(attn, b, nth);
-    const paged__entry *entry = &attn->entries[at.entry];
-    int32_t begin = entry->is_prefix ? at.item - at.item % paged__head_items(entry) : 0;
+    int32_t index = paged__entry_before(at), begin = 0;
+    if (attn->entries[index].is_prefix) begin = at.item - at.item % paged__head_items(&attn->entries[index]);
     for (; b > 1; b--) {
         paged__cut before = paged__cut_at(attn, b - 1, nth);
-        if (before.entry != at.entry || before.item <= begin) break;
+        if (paged__entry_before(before) != index || (before.entry == index && before.item <= begin)) break;
     }
     return b;
 }

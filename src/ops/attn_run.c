@@ -224,6 +224,21 @@ static void find_tiles(const paged__unit *u, int32_t h, int32_t t0, int32_t firs
     if (u->kv->type == PAGED_TYPE_I8) paged__scales_find(&step, k->scale, v->scale);
 }
 
+/* Of head h where those of head 0 of the unit, with the same table, are at k0 and v0. */
+static void find_beside(const paged__unit *u, int32_t h, const paged__tiles *k0, const paged__tiles *v0,
+                        paged__tiles *k, paged__tiles *v) {
+    int64_t to_k = h * u->kv->k_head_stride, to_v = h * u->kv->v_head_stride;
+    for (int32_t j = 0; j < PAGED__STEP_TILES; j++) {
+        k->at[j] = (const uint8_t *)k0->at[j] + to_k;
+        v->at[j] = (const uint8_t *)v0->at[j] + to_v;
+    }
+    int64_t to_scale = h * (u->kv->scale_head_stride / (int64_t)sizeof(float));
+    for (int32_t j = 0; j < PAGED__STEP_TILES && u->kv->type == PAGED_TYPE_I8; j++) {
+        k->scale[j] = k0->scale[j] + to_scale;
+        v->scale[j] = v0->scale[j] + to_scale;
+    }
+}
+
 /* Place i of the order in which few rows take the tiles of n heads: K of one head after the other, then V,
  * then what follows. */
 static paged__tiles *place(paged__step *steps, int32_t n, int32_t i, paged__tiles after[2]) {
@@ -236,12 +251,22 @@ static void find_all(const paged__unit *u, const paged__scratch *scratch, int32_
                      bool at_once) {
     paged__step *steps = scratch->steps;
     int32_t n = u->n_heads, t1 = t0 + PAGED_ATTN_STEP;
-    for (int32_t h = 0; h < n; h++) find_tiles(u, h, t0, first, &steps[h].k, &steps[h].v);
+    bool has_one_table = u->attn->tables.head_stride == 0;
+    for (int32_t h = 0; h < n; h++) {
+        if (h == 0 || !has_one_table)
+            find_tiles(u, h, t0, first, &steps[h].k, &steps[h].v);
+        else
+            find_beside(u, h, &steps[0].k, &steps[0].v, &steps[h].k, &steps[h].v);
+        set_lines(u, &steps[h].k, &steps[h].v);
+    }
     paged__tiles after[2] = {steps[n - 1].v, steps[n - 1].v}, v_after = after[0], unused;
     if (t1 < u->entry->n_keys) { /* what the rows of this step see reaches beyond it */
         find_tiles(u, 0, t1, 0, &after[0], &v_after);
         after[1] = v_after;
-        if (n > 1 && !at_once) find_tiles(u, 1, t1, 0, &after[1], &unused);
+        if (n > 1 && !at_once && has_one_table)
+            find_beside(u, 1, &after[0], &v_after, &after[1], &unused);
+        else if (n > 1 && !at_once)
+            find_tiles(u, 1, t1, 0, &after[1], &unused);
     } else if (at_once && u->head + n < u->attn->config.n_kv_heads) { /* likely the entry's next KV head */
         int32_t key = first_key_of(u);
         find_tiles(u, n, key / PAGED_ATTN_STEP * PAGED_ATTN_STEP, key, &after[0], &v_after);
@@ -253,7 +278,6 @@ static void find_all(const paged__unit *u, const paged__scratch *scratch, int32_
         set_next(&steps[h].k, h + 1 < n ? &next->k : &after[0], &after[0]);
         set_next(&steps[h].v, h + 1 < n ? &next->v : &v_after, &v_after);
     }
-    for (int32_t h = 0; h < n; h++) set_lines(u, &steps[h].k, &steps[h].v);
     /* Scales of V are wanted with those of K. */
     memcpy(steps[n - 1].k.next_scale, v_after.scale, sizeof v_after.scale);
 }
@@ -420,17 +444,11 @@ static void run_whole(const paged__unit *u, const paged__scratch *scratch, const
     paged__unit_finish(u, scratch, io);
 }
 
-/* One split of the unit, which is loaded, to where the merge finds it. `cut` is the first to go through the
- * entry. */
-static void run_split(const paged__unit *u, const paged__scratch *scratch, int32_t split, int32_t cut) {
-    const paged_attn *attn = u->attn;
-    int32_t n_rows = u->entry->n_rows;
-    int64_t n = n_rows * attn->state_floats;
-    paged__unit_begin(u, scratch->cur);
-    paged__unit_attend(u, scratch, u->entry->split_first + split, scratch->cur);
+/* States of a split to where the merge finds them. `cut` is the first to have the entry. */
+static void keep_states(const paged__unit *u, const float *states, int32_t split, int32_t cut) {
+    int64_t n = u->entry->n_rows * u->attn->state_floats;
     for (int32_t h = 0; h < u->n_heads; h++)
-        memcpy(paged__workspace(attn, cut, split, u->head + h), scratch->cur + h * n,
-               (size_t)n * sizeof(float));
+        memcpy(paged__workspace(u->attn, cut, split, u->head + h), states + h * n, (size_t)n * sizeof(float));
 }
 
 int32_t paged__heads_at_once(const paged_attn *attn, const paged_kv *kv, const paged__entry *entry) {
@@ -451,55 +469,68 @@ static paged__entry parts_of(const paged_attn *attn, const paged__entry *entry, 
     return part;
 }
 
-/* The items from … until - 1 of an entry whose items are parts of its rows. */
-static void run_parts(const paged_attn *attn, const paged_kv *kv, const paged__entry *entry, int32_t from,
-                      int32_t until, const paged_attn_io *io, int32_t ith) {
-    for (int32_t item = from, n; item < until; item += n) {
-        int32_t first = item % PAGED__ROW_PARTS;
-        n = PAGED_MIN(PAGED__ROW_PARTS - first, until - item);
-        paged__entry part = parts_of(attn, entry, first, first + n);
-        paged__unit u = {.attn = attn,
-                         .kv = kv,
-                         .entry = &part,
-                         .head_rows = part.n_rows,
-                         .head = item / PAGED__ROW_PARTS,
-                         .n_heads = 1};
-        run_whole(&u, &attn->scratch[ith], io);
-    }
+/* What a thread has at hand of a run. */
+typedef struct worker {
+    paged_attn *attn;
+    const paged_kv *kv;
+    const paged_attn_io *io;
+    const paged__scratch *scratch; /* the thread's own */
+    paged__unit loaded;            /* whose queries are in the scratch, if it has heads */
+    bool may_fold;                 /* the share is its own, so that nobody else folds */
+    int32_t n_folded; /* first splits of the share's last entry, of all heads; they are in scratch->acc */
+} worker;
+
+static paged__unit unit_of(const worker *w, const paged__entry *entry, int32_t head, int32_t n_heads) {
+    return (paged__unit){.attn = w->attn,
+                         .kv = w->kv,
+                         .entry = entry,
+                         .head_rows = entry->n_rows,
+                         .head = head,
+                         .n_heads = n_heads};
 }
 
-/* The items from … until - 1 of an entry. */
-static void run_items(paged_attn *attn, const paged_kv *kv, const paged__entry *entry, int32_t from,
-                      int32_t until, int32_t cut, const paged_attn_io *io, int32_t ith) {
-    int32_t n_heads = attn->config.n_kv_heads, most = paged__heads_at_once(attn, kv, entry);
-    bool is_whole = from == 0 && until == paged__entry_items(attn, entry);
-    bool by_split = paged__entry_can_cut(attn, entry) && !is_whole;
-    if (!by_split) until = PAGED_MIN(until, n_heads);
-    const paged__scratch *scratch = &attn->scratch[ith];
-    paged__unit u = {.attn = attn, .kv = kv, .entry = entry, .head_rows = entry->n_rows};
-    for (int32_t item = from; item < until; item += u.n_heads) {
-        int32_t head = u.head, loaded = u.n_heads;
-        u.head = item % n_heads;
-        u.n_heads = PAGED_MIN(PAGED_MIN(most, n_heads - u.head), until - item);
-        if (!by_split) {
-            run_whole(&u, scratch, io);
-            continue;
-        }
-        /* Often the heads are those of the split before, whose queries are still there. */
-        if (u.head != head || u.n_heads > loaded) paged__unit_load(&u, scratch, io);
-        run_split(&u, scratch, item / n_heads, cut);
+/* All splits of some heads. */
+static void run_heads(worker *w, const paged__entry *entry, int32_t head, int32_t n_heads) {
+    paged__unit u = unit_of(w, entry, head, n_heads);
+    run_whole(&u, w->scratch, w->io);
+    w->loaded.n_heads = 0;
+}
+
+/* Some parts of the rows of a head. */
+static void run_parts(worker *w, const paged__entry *entry, int32_t head, int32_t first, int32_t n) {
+    paged__entry part = parts_of(w->attn, entry, first, first + n);
+    run_heads(w, &part, head, 1);
+}
+
+/* A split of some heads. Often they are those of the split before, whose queries are still there. */
+static void run_split(worker *w, const paged__entry *entry, int32_t split, int32_t head, int32_t n_heads,
+                      int32_t cut) {
+    const paged__scratch *scratch = w->scratch;
+    paged__unit u = unit_of(w, entry, head, n_heads);
+    if (w->loaded.entry != entry || w->loaded.head != head || w->loaded.n_heads < n_heads) {
+        paged__unit_load(&u, scratch, w->io);
+        w->loaded = u;
     }
+    bool folds = w->may_fold && split == w->n_folded && n_heads == w->attn->config.n_kv_heads;
+    float *states = folds && split == 0 ? scratch->acc : scratch->cur;
+    int32_t nth_split = entry->split_first + split;
+    paged__unit_begin(&u, states);
+    paged__range rows = paged__unit_attend(&u, scratch, nth_split, states);
+    if (folds && split > 0) paged__unit_fold(&u, scratch, nth_split, states, rows);
+    if (folds)
+        w->n_folded++;
+    else
+        keep_states(&u, states, split, cut);
 }
 
 /* Claims in turn until there are none: KV heads of an entry, as many as are taken along at once. */
-static void run_claimed(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith,
-                        int32_t nth) {
+static void run_claimed(worker *w, int32_t nth) {
+    paged_attn *attn = w->attn;
     int64_t n_heads = attn->config.n_kv_heads, n_claims = attn->n_entries * n_heads, claim;
     while ((claim = atomic_fetch_add_explicit(&attn->n_claimed, 1, memory_order_relaxed)) < n_claims) {
         const paged__entry *entry = &attn->entries[attn->n_entries - 1 - claim / n_heads];
-        int32_t head = (int32_t)(claim % n_heads), most = paged__heads_at_once(attn, kv, entry);
-        int32_t end = PAGED_MIN(head + most, (int32_t)n_heads);
-        if (head % most == 0) run_items(attn, kv, entry, head, end, 0, io, ith);
+        int32_t head = (int32_t)(claim % n_heads), most = paged__heads_at_once(attn, w->kv, entry);
+        if (head % most == 0) run_heads(w, entry, head, PAGED_MIN(most, (int32_t)n_heads - head));
     }
     /* The last one leaves all as it was; the caller's barrier is before the next run. */
     if (atomic_fetch_add(&attn->n_done, 1) + 1 < nth) return;
@@ -507,49 +538,139 @@ static void run_claimed(paged_attn *attn, const paged_kv *kv, const paged_attn_i
     attn->n_done = 0;
 }
 
-/* The entries and parts of entries between two cuts. */
-static void run_cut(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith, int32_t nth) {
-    paged__cut begin = paged__cut_at(attn, ith, nth), end = paged__cut_at(attn, ith + 1, nth);
+/* ---- shares ---- */
 
-    for (int32_t index = begin.entry; index < end.entry + (end.item > 0); index++) {
-        const paged__entry *entry = &attn->entries[index];
-        int32_t from = index == begin.entry ? begin.item : 0,
-                until = index == end.entry ? end.item : paged__entry_items(attn, entry);
-        if (from >= until) continue;
-        if (entry->is_prefix) {
-            paged__cascade_run(attn, kv, entry, from, until, io, ith, nth);
-        } else if (paged__entry_has_parts(attn, entry)) {
-            run_parts(attn, kv, entry, from, until, io, ith);
-        } else {
-            /* Cut ith goes through the entry, or cut ith + 1 does, as its first, or neither. */
-            int32_t cut = from > 0 ? paged__first_cut(attn, ith, nth) : ith + 1;
-            run_items(attn, kv, entry, from, until, cut, io, ith);
-        }
+/* A piece of a share: n items from `item` on of an entry, as the entry has them, or KV heads of one that is
+ * folded as it comes. */
+typedef struct piece {
+    int32_t entry, item, n;
+    int32_t cut; /* the workspace that the states go to; 0: folded as they come */
+} piece;
+
+/* A place in a share that goes ahead: an entry, and how many items of the share come before it. */
+typedef struct share_place {
+    int32_t entry;
+    int64_t n_before;
+} share_place;
+
+/* All of the share that is of an entry. */
+static piece all_of(const paged_attn *attn, const paged__share *share, int32_t index) {
+    const paged__entry *entry = &attn->entries[index];
+    piece all = {.entry = index, .item = index == share->begin.entry ? share->begin.item : 0};
+    bool is_cut = paged__entry_can_cut(attn, entry);
+    if (is_cut && index == paged__entry_before(share->end)) all.cut = share->end_cut;
+    if (is_cut && all.item > 0) all.cut = share->begin_cut;
+    int32_t n = is_cut && !all.cut ? attn->config.n_kv_heads : paged__entry_items(attn, entry);
+    all.n = (index == share->end.entry ? share->end.item : n) - all.item;
+    return all;
+}
+
+/* How many items, from `item` on, one takes at once where n_left of the entry are left. */
+static int32_t items_at_once(const worker *w, const paged__entry *entry, int32_t item, int32_t n_left) {
+    const paged_attn *attn = w->attn;
+    int32_t n_heads = attn->config.n_kv_heads, most;
+    if (entry->is_prefix) return n_left;
+    if (paged__entry_has_parts(attn, entry))
+        most = PAGED__ROW_PARTS - item % PAGED__ROW_PARTS;
+    else
+        most = PAGED_MIN(paged__heads_at_once(attn, w->kv, entry), n_heads - item % n_heads);
+    return PAGED_MIN(most, n_left);
+}
+
+/* The next piece of a share, in which `at` is this thread's place. False: all is taken. */
+static bool claim(const worker *w, paged__share *share, share_place *at, piece *out) {
+    int64_t n_left = atomic_load_explicit(&share->n_left, memory_order_acquire);
+    while (n_left > 0) {
+        int64_t item = share->n_items - n_left;
+        piece all = all_of(w->attn, share, at->entry);
+        for (; item >= at->n_before + all.n; all = all_of(w->attn, share, ++at->entry)) at->n_before += all.n;
+        *out = all;
+        out->item = all.item + (int32_t)(item - at->n_before);
+        out->n = items_at_once(w, &w->attn->entries[all.entry], out->item, all.item + all.n - out->item);
+        if (atomic_compare_exchange_weak_explicit(&share->n_left, &n_left, n_left - out->n,
+                                                  memory_order_acquire, memory_order_acquire))
+            return true;
     }
+    return false;
+}
+
+static void run_piece(worker *w, const piece *p, int32_t ith, int32_t nth) {
+    paged_attn *attn = w->attn;
+    const paged__entry *entry = &attn->entries[p->entry];
+    int32_t n_heads = attn->config.n_kv_heads;
+    if (entry->is_prefix) w->loaded.n_heads = 0;
+    if (entry->is_prefix)
+        paged__cascade_run(attn, w->kv, entry, p->item, p->item + p->n, w->io, ith, nth);
+    else if (paged__entry_has_parts(attn, entry))
+        run_parts(w, entry, p->item / PAGED__ROW_PARTS, p->item % PAGED__ROW_PARTS, p->n);
+    else if (p->cut)
+        run_split(w, entry, p->item / n_heads, p->item % n_heads, p->n, p->cut);
+    else
+        run_heads(w, entry, p->item, p->n);
+}
+
+/* What nobody has begun of a share. */
+static void run_share(worker *w, paged__share *share, int32_t ith, int32_t nth) {
+    if (atomic_load_explicit(&share->n_left, memory_order_acquire) == 0) return;
+    share_place at = {.entry = share->begin.entry};
+    for (piece p; claim(w, share, &at, &p);) run_piece(w, &p, ith, nth);
+}
+
+/* From here on others may take of it. */
+static void begin_share(const paged_attn *attn, paged__share *share, int32_t ith, int32_t nth) {
+    share->begin = paged__cut_at(attn, ith, nth);
+    share->end = paged__cut_at(attn, ith + 1, nth);
+    bool keeps = paged__cut_keeps(attn, ith + 1, nth);
+    share->begin_cut = share->begin.item > 0 ? paged__first_cut(attn, ith, nth) : 0;
+    share->end_cut = keeps ? paged__first_cut(attn, ith + 1, nth) : 0;
+    share->n_items = 0;
+    for (int32_t i = share->begin.entry; i < share->end.entry + (share->end.item > 0); i++)
+        share->n_items += all_of(attn, share, i).n;
+    atomic_store_explicit(&share->n_left, share->n_items, memory_order_release);
+}
+
+/* A share, and then of others. Of a cascade each thread has its own. */
+static void run_shares(worker *w, int32_t ith, int32_t nth) {
+    paged_attn *attn = w->attn;
+    paged__share *share = &attn->shares[ith];
+    begin_share(attn, share, ith, nth);
+    w->may_fold = true;
+    run_share(w, share, ith, nth);
+    w->may_fold = false;
+    share->n_folded = w->n_folded;
+    if (w->n_folded > 0) keep_states(&w->loaded, w->scratch->acc, w->n_folded - 1, share->end_cut);
+    for (int32_t i = 1; i < nth && attn->n_owns == 0; i++)
+        run_share(w, &attn->shares[(ith + i) % nth], ith, nth);
 }
 
 void paged_attn_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *io, int32_t ith, int32_t nth) {
     if (attn->n_entries == 0) return;
+    worker w = {.attn = attn, .kv = kv, .io = io, .scratch = &attn->scratch[ith]};
     if (attn->is_claimed && nth > 1)
-        run_claimed(attn, kv, io, ith, nth);
+        run_claimed(&w, nth);
     else
-        run_cut(attn, kv, io, ith, nth);
+        run_shares(&w, ith, nth);
     void (*end)(void) = attn->kernels->of[kv->type]->end;
     if (end) end();
 }
 
 /* ---- merge ---- */
 
-/* Folds the states of all splits that row r of a KV head sees. With `prefix` the entry is one of its own. */
+/* Folds the states of all splits that row r of a KV head sees; of those before `folded` they are in that of
+ * `folded`. With `prefix` the entry is one of its own. */
 static void merge_row(const paged_attn *attn, const paged__entry *entry, const paged__entry *prefix,
-                      int32_t cut, int32_t head, int32_t r, float *acc, const paged_attn_io *io) {
+                      int32_t cut, int32_t folded, int32_t head, int32_t r, float *acc,
+                      const paged_attn_io *io) {
     int32_t n_keys = paged__row_keys(attn, entry, r),
-            first = paged__row_first(attn, entry, r) / PAGED_ATTN_SPLIT;
-    for (int32_t split = first; split * PAGED_ATTN_SPLIT < n_keys; split++) {
+            first = PAGED_MAX(paged__row_first(attn, entry, r) / PAGED_ATTN_SPLIT, folded);
+    for (int32_t split = first; split == first || split * PAGED_ATTN_SPLIT < n_keys; split++) {
         float *state =
             prefix ? paged__cascade(attn, prefix, cut, split,
                                     (entry->q_first - prefix->q_first) * attn->group + r)
                    : paged__workspace(attn, cut, split - entry->split_first, head) + r * attn->state_floats;
+        /* Half of them were written by others. */
+        for (int64_t i = 0; i < attn->state_floats; i += 16)
+            __builtin_prefetch(state + 2 * attn->state_floats + i);
         if (split == first)
             memcpy(acc, state, (size_t)attn->state_floats * sizeof(float));
         else
@@ -562,20 +683,20 @@ void paged_attn_merge(paged_attn *attn, const paged_attn_io *io, int32_t ith, in
     if (!attn->needs_merge) return;
     int64_t n_rows = 0; /* threads take the rows of all pieces in turn */
     float *acc = attn->scratch[ith].acc;
-    for (int32_t b = 1; b < nth; b++) {
+    for (int32_t b = 1; b <= nth; b++) {
+        if (!paged__cut_keeps(attn, b, nth) || paged__first_cut(attn, b, nth) != b) continue;
         paged__cut cut = paged__cut_at(attn, b, nth);
-        if (!paged__cut_goes_through(attn, cut) || paged__first_cut(attn, b, nth) != b) continue;
-        const paged__entry *entry = &attn->entries[cut.entry];
+        const paged__entry *entry = &attn->entries[paged__entry_before(cut)];
         if (entry->is_prefix) {
             int32_t head = cut.item / paged__head_items(entry);
             for (int32_t i = entry->own; i < entry->own + entry->n_own; i++)
                 for (int32_t r = 0; r < attn->owns[i].n_rows; r++, n_rows++)
-                    if (n_rows % nth == ith) merge_row(attn, &attn->owns[i], entry, b, head, r, acc, io);
+                    if (n_rows % nth == ith) merge_row(attn, &attn->owns[i], entry, b, 0, head, r, acc, io);
             continue;
         }
-        if (!paged__entry_can_cut(attn, entry)) continue;
+        int32_t folded = entry->split_first + PAGED_MAX(attn->shares[b - 1].n_folded - 1, 0);
         for (int32_t head = 0; head < attn->config.n_kv_heads; head++)
             for (int32_t r = 0; r < entry->n_rows; r++, n_rows++)
-                if (n_rows % nth == ith) merge_row(attn, entry, NULL, b, head, r, acc, io);
+                if (n_rows % nth == ith) merge_row(attn, entry, NULL, b, folded, head, r, acc, io);
     }
 }

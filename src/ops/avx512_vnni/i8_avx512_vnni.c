@@ -49,9 +49,11 @@ INLINE void store_scores(const paged__step *step, int32_t i, int32_t j, __m512i 
 INLINE void qk_tile(const paged__step *step, int32_t r, const int n, int32_t tile) {
     const int n_sums = n <= 4 ? 2 : 1;
     const int32_t dk = step->head_dim_k, tile_bytes = (dk + 3) / 4 * 64;
-    const uint8_t *at = step->k.at[tile],
-                  *near = paged__tile_ahead(&step->k, tile, PAGED__NEAR_BYTES, tile_bytes),
-                  *far = paged__tile_ahead(&step->k, tile, step->k.far_bytes, tile_bytes);
+    const uint8_t *at = step->k.at[tile], *near = at, *far = at;
+    if (r == 0) {
+        near = paged__tile_ahead(&step->k, tile, PAGED__NEAR_BYTES, tile_bytes);
+        far = paged__tile_ahead(&step->k, tile, step->k.far_bytes, tile_bytes);
+    }
     const paged__i8_q *q[QK_FEW];
     __m512i acc[QK_FEW][2];
     UNROLL for (int i = 0; i < n; i++) {
@@ -239,8 +241,11 @@ INLINE void pv_lanes(const pv_work *w, const uint8_t *v, const uint8_t *near, co
 
 INLINE void pv_tile(const paged__step *step, int32_t r, int32_t j, const int n) {
     const int32_t tile_bytes = step->head_dim_v * PAGED_TILE;
-    const uint8_t *v = step->v.at[j], *near = paged__tile_ahead(&step->v, j, PAGED__NEAR_BYTES, tile_bytes),
-                  *far = paged__tile_ahead(&step->v, j, step->v.far_bytes, tile_bytes);
+    const uint8_t *v = step->v.at[j], *near = v, *far = v;
+    if (r == 0) {
+        near = paged__tile_ahead(&step->v, j, PAGED__NEAR_BYTES, tile_bytes);
+        far = paged__tile_ahead(&step->v, j, step->v.far_bytes, tile_bytes);
+    }
     int64_t dv = step->head_dim_v, d = 0;
     pv_work w;
     UNROLL for (int i = 0; i < n; i++) {
@@ -251,7 +256,10 @@ INLINE void pv_tile(const paged__step *step, int32_t r, int32_t j, const int n) 
             broadcast4(p->weight + j * PAGED_TILE + g * 4);
     }
     const bool brings = r == 0;
-    for (; d + 16 <= dv; d += 16) pv_lanes(&w, v, near, far, brings, dv * 4, d, n, 0xffff);
+    if (brings) /* with a test in each turn it would be slower */
+        for (; d + 16 <= dv; d += 16) pv_lanes(&w, v, near, far, true, dv * 4, d, n, 0xffff);
+    else
+        for (; d + 16 <= dv; d += 16) pv_lanes(&w, v, near, far, false, dv * 4, d, n, 0xffff);
     if (d < dv) pv_lanes(&w, v, near, far, brings, dv * 4, d, n, (__mmask16)(0xffffu >> (16 - (dv - d))));
 }
 
