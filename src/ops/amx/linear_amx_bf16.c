@@ -36,9 +36,9 @@ enum {
     GROUPS = 2,         /* of tokens, at once */
     LINE = 64,          /* bytes */
     MATRIX = 16 * LINE, /* a block of weights or, at most, of activations */
-    PANEL_BLOCKS = PAGED__PANEL_COLS / PAGED__ACT_BLOCK,
-    AHEAD = 4096,     /* bytes of weights that few tokens ask for before they use them, … */
-    AHEAD_TILE = 320, /* … so many of them with a block of a tile */
+    PANEL_BLOCKS = 18,  /* with two tiles of rows 36 KiB, for L1 */
+    AHEAD = 4096,       /* bytes of weights that few tokens ask for before they use them, … */
+    AHEAD_TILE = 320,   /* … so many of them with a block of a tile */
     X_EXPONENT = 56,
     F16_TO_BF16 = 112 /* of the biases of their exponents */
 };
@@ -295,6 +295,17 @@ static const struct {
 
 /* ---- all tokens of a call ---- */
 
+/* From the sums' scale to that of outputs: a strip's rows of n_tokens, `stride` floats apart. */
+INLINE void scale_sums(float *out, int64_t stride, const float *factors, int32_t n_tokens) {
+    const __m512 up = _mm512_set1_ps(0x1p56f); /* F16_TO_BF16 - X_EXPONENT */
+    const __m512 down[TILES] = {_mm512_div_ps(up, _mm512_load_ps(factors)),
+                                _mm512_div_ps(up, _mm512_load_ps(factors + PAGED__ROW_TILE))};
+    for (int32_t t = 0; t < n_tokens; t++, out += stride) UNROLL for (int i = 0; i < TILES; i++) {
+            float *at = out + i * PAGED__ROW_TILE;
+            _mm512_store_ps(at, _mm512_mul_ps(_mm512_load_ps(at), down[i]));
+        }
+}
+
 static void few_sums(float *out, const paged__matrix *w, const strip *from, const paged__act *x,
                      int32_t token0, int32_t n_tokens, int64_t n_blocks) {
     int64_t widths = 0;
@@ -304,19 +315,21 @@ static void few_sums(float *out, const paged__matrix *w, const strip *from, cons
     sums_begin(&k, false);
     functions[w->type].few(&k, from, n_blocks);
     sums_end(&k);
+    scale_sums(out, k.stride, from->factors, n_tokens);
 }
 
-/* Blocks b … b + n - 1 of a strip, all tokens. */
+/* Blocks b … b + n - 1 of a strip, all tokens; factors: with the last blocks, else NULL. */
 static void panel_sums(float *out, int64_t stride, const uint8_t *panel, int64_t b, int64_t n,
-                       const paged__act *x, int32_t token0, int32_t n_tokens) {
+                       const float *factors, const paged__act *x, int32_t token0, int32_t n_tokens) {
     int64_t widths = 0;
     task k = {.stride = stride};
-    for (int32_t t = 0; t < n_tokens;) {
-        t += take_groups(&k, out, x, token0, t, n_tokens, b);
+    for (int32_t t = 0, here; t < n_tokens; t += here) {
+        here = take_groups(&k, out, x, token0, t, n_tokens, b);
         configure_for(&k, &widths);
         sums_begin(&k, b > 0);
         multiply(&k, panel, n);
         sums_end(&k);
+        if (factors) scale_sums(out + t * stride, stride, factors, here);
     }
 }
 
@@ -324,25 +337,15 @@ static void panel_sums(float *out, int64_t stride, const uint8_t *panel, int64_t
 static void many_sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_tiles, const paged__act *x,
                       int32_t token0, int32_t n_tokens, int64_t n_blocks) {
     _Alignas(64) uint8_t panel[PANEL_BLOCKS * TILES * MATRIX];
-    for (int64_t b = 0; b < n_blocks; b += PANEL_BLOCKS) {
-        const int64_t n = PAGED_MIN((int64_t)PANEL_BLOCKS, n_blocks - b);
+    const int64_t n_parts = (n_blocks + PANEL_BLOCKS - 1) / PANEL_BLOCKS,
+                  part = (n_blocks + n_parts - 1) / n_parts;
+    for (int64_t b = 0; b < n_blocks; b += part) {
+        const int64_t n = PAGED_MIN(part, n_blocks - b);
         for (int32_t t = 0; t < n_tiles; t += TILES) {
             const strip from = {paged__tile_at(w, tile0 + t), paged__tile_factors(w, tile0 + t)};
             functions[w->type].panel(panel, &from, b, n);
-            panel_sums(out + t * PAGED__ROW_TILE, n_tiles * PAGED__ROW_TILE, panel, b, n, x, token0,
-                       n_tokens);
-        }
-    }
-}
-
-/* From the sums' scale to that of outputs. */
-static void scale_sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_tiles, int32_t n_tokens) {
-    for (int32_t i = 0; i < n_tiles; i++) {
-        const __m512 factors = _mm512_load_ps(paged__tile_factors(w, tile0 + i));
-        const __m512 down = _mm512_div_ps(_mm512_set1_ps(0x1p56f), factors); /* F16_TO_BF16 - X_EXPONENT */
-        for (int64_t t = 0; t < n_tokens; t++) {
-            float *at = out + (t * n_tiles + i) * PAGED__ROW_TILE;
-            _mm512_store_ps(at, _mm512_mul_ps(_mm512_load_ps(at), down));
+            panel_sums(out + t * PAGED__ROW_TILE, n_tiles * PAGED__ROW_TILE, panel, b, n,
+                       b + n == n_blocks ? from.factors : NULL, x, token0, n_tokens);
         }
     }
 }
@@ -357,7 +360,6 @@ static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_ti
     else
         many_sums(out, w, tile0, n_tiles, x, token0, n_tokens, n_blocks);
     TILE_RELEASE();
-    scale_sums(out, w, tile0, n_tiles, n_tokens);
 }
 
 const paged__linear_kernels_table paged__linear_amx_bf16 = {
