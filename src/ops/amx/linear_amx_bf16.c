@@ -25,8 +25,8 @@
  * stored in that order.
  *
  * Few tokens multiply weights as they are unpacked, the next while tiles are at work. For many a strip of two
- * tiles × up to 576 columns is unpacked into L1, and the activations of these columns, which the first strip brings
- * into L2, serve up to eight strips.
+ * tiles × up to 576 columns is unpacked into L1, and the activations of these columns, which the first strip
+ * brings into L2, serve up to eight strips.
  */
 #include "ops/amx/tiles.h"
 #include "ops/linear_vnni.h"
