@@ -657,10 +657,11 @@ void paged_attn_run(paged_attn *attn, const paged_kv *kv, const paged_attn_io *i
 /* ---- merge ---- */
 
 /* Folds the states of all splits that row r of a KV head sees; of those before `folded` they are in that of
- * `folded`. With `prefix` the entry is one of its own. */
+ * `folded`. With `prefix` the entry is one of its own. nth: from this thread's row to its next. */
 static void merge_row(const paged_attn *attn, const paged__entry *entry, const paged__entry *prefix,
                       int32_t cut, int32_t folded, int32_t head, int32_t r, float *acc,
-                      const paged_attn_io *io) {
+                      const paged_attn_io *io, int32_t nth) {
+    const uintptr_t next = (uintptr_t)attn->state_floats * (uintptr_t)nth * sizeof(float);
     int32_t n_keys = paged__row_keys(attn, entry, r),
             first = PAGED_MAX(paged__row_first(attn, entry, r) / PAGED_ATTN_SPLIT, folded);
     for (int32_t split = first; split == first || split * PAGED_ATTN_SPLIT < n_keys; split++) {
@@ -670,7 +671,7 @@ static void merge_row(const paged_attn *attn, const paged__entry *entry, const p
                    : paged__workspace(attn, cut, split - entry->split_first, head) + r * attn->state_floats;
         /* Half of them were written by others. */
         for (int64_t i = 0; i < attn->state_floats; i += 16)
-            __builtin_prefetch(state + 2 * attn->state_floats + i);
+            __builtin_prefetch((const void *)((uintptr_t)(state + i) + next));
         if (split == first)
             memcpy(acc, state, (size_t)attn->state_floats * sizeof(float));
         else
@@ -691,12 +692,12 @@ void paged_attn_merge(paged_attn *attn, const paged_attn_io *io, int32_t ith, in
             int32_t head = cut.item / paged__head_items(entry);
             for (int32_t i = entry->own; i < entry->own + entry->n_own; i++)
                 for (int32_t r = 0; r < attn->owns[i].n_rows; r++, n_rows++)
-                    if (n_rows % nth == ith) merge_row(attn, &attn->owns[i], entry, b, 0, head, r, acc, io);
+                    if (n_rows % nth == ith) merge_row(attn, &attn->owns[i], entry, b, 0, head, r, acc, io, nth);
             continue;
         }
         int32_t folded = entry->split_first + PAGED_MAX(attn->shares[b - 1].n_folded - 1, 0);
         for (int32_t head = 0; head < attn->config.n_kv_heads; head++)
             for (int32_t r = 0; r < entry->n_rows; r++, n_rows++)
-                if (n_rows % nth == ith) merge_row(attn, entry, NULL, b, folded, head, r, acc, io);
+                if (n_rows % nth == ith) merge_row(attn, entry, NULL, b, folded, head, r, acc, io, nth);
     }
 }

@@ -45,6 +45,7 @@ static void *work(void *user) {
             c->n_wrong += !result_equal(c->w, c->want, c->r);
             memset(c->r->out, 0xff,
                    (size_t)c->w->n_q * (size_t)(c->w->s.n_heads * c->w->s.dv) * sizeof(float));
+            memset(c->r->lse, 0xff, (size_t)c->w->n_q * (size_t)c->w->s.n_heads * sizeof(float));
         }
         pthread_barrier_wait(&c->barrier);
     }
