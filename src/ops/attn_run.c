@@ -692,7 +692,8 @@ void paged_attn_merge(paged_attn *attn, const paged_attn_io *io, int32_t ith, in
             int32_t head = cut.item / paged__head_items(entry);
             for (int32_t i = entry->own; i < entry->own + entry->n_own; i++)
                 for (int32_t r = 0; r < attn->owns[i].n_rows; r++, n_rows++)
-                    if (n_rows % nth == ith) merge_row(attn, &attn->owns[i], entry, b, 0, head, r, acc, io, nth);
+                    if (n_rows % nth == ith)
+                        merge_row(attn, &attn->owns[i], entry, b, 0, head, r, acc, io, nth);
             continue;
         }
         int32_t folded = entry->split_first + PAGED_MAX(attn->shares[b - 1].n_folded - 1, 0);
