@@ -8,11 +8,10 @@
  *                 ("memory"), by a new engine from files that the system has forgotten ("disk") and from
  *                 files that it was not told to forget ("warm"); by one from Redis ("redis", if there is
  *                 one); "cached": tokens that were not computed
- *     slow ID P N seconds of the same work (prompts of P tokens, then N tokens of several requests) by an
- *                 engine without a store ("plain") and by one that writes all its blocks ("writing"), with
- *                 the CPU seconds of both, the blocks that the work fills ("made") and those that were
- *                 written in the time of the second ("written"), and those that were lost in the round
- *                 ("lost")
+ *     slow ID P N the same work (prompts of P tokens, then N tokens of several requests) by an engine without
+ *                 a store ("plain") and by one that writes all its blocks ("writing"): of each step its
+ *                 tokens, seconds, CPU seconds and the blocks that were written meanwhile; the blocks that the work
+ *                 fills ("made"), and those that were lost in the round ("lost")
  *     write MIB   writes so much, in records of the model's size, into a new store, until it is durable
  *     read        reads it all, once the system has forgotten it, as an engine does: prompt by prompt, each
  *                 looked for and announced first
@@ -173,19 +172,53 @@ typedef struct task {
     int32_t n_prompt, n_decode;
 } task;
 
-/* Several prompts of their own, then tokens of all. */
-static bool work(const bench *b, paged_engine *engine, int32_t prompt, task what) {
+/* A step, and what went on meanwhile. */
+typedef struct step {
+    double seconds, cpu_seconds;
+    int64_t n_tokens, n_written; /* computed; blocks */
+} step;
+
+enum { STEPS_MAX = 2 * WORK_MAX };
+typedef struct steps {
+    step of[STEPS_MAX];
+    int32_t n;
+} steps;
+
+/* Several prompts of their own, then tokens of all. What is not computing (a look into the store) is a part of
+ * the step behind it, so that both engines have the same steps; what comes after the last, of that one. */
+static bool work(const bench *b, paged_engine *engine, int32_t prompt, task what, steps *out) {
     uint64_t ids[N_REQUESTS];
     paged_error err;
+    paged_engine_stats stats;
     int32_t n_active = 1;
+    paged_engine_get_stats(engine, &stats);
+    double start = bench_seconds(CLOCK_MONOTONIC), cpu_start = bench_seconds(CLOCK_PROCESS_CPUTIME_ID);
+    uint64_t written = stats.n_store_writes, n_steps = stats.n_steps, n_tokens = stats.n_tokens;
+    out->n = 0;
     for (int32_t i = 0; i < N_REQUESTS; i++)
         if (!engine || !submit(b, engine, prompt + i, what.n_prompt, what.n_decode, &ids[i])) return false;
     while (n_active) {
         if (paged_engine_step(engine, &n_active, &err)) return fail("step", &err);
         for (int32_t i = 0; i < N_REQUESTS; i++) {
-            paged_output out;
-            if (paged_engine_read(engine, ids[i], &out)) return false;
+            paged_output output;
+            if (paged_engine_read(engine, ids[i], &output)) return false;
         }
+        paged_engine_get_stats(engine, &stats);
+        const bool computed = stats.n_steps != n_steps;
+        if (!computed && n_active) continue;
+        if (out->n + computed > STEPS_MAX || out->n + computed == 0) return false;
+        if (computed) out->of[out->n++] = (step){0};
+        const double now = bench_seconds(CLOCK_MONOTONIC), cpu_now = bench_seconds(CLOCK_PROCESS_CPUTIME_ID);
+        step *latest = &out->of[out->n - 1];
+        latest->seconds += now - start;
+        latest->cpu_seconds += cpu_now - cpu_start;
+        latest->n_tokens += (int64_t)(stats.n_tokens - n_tokens);
+        latest->n_written += (int64_t)(stats.n_store_writes - written);
+        start = now;
+        cpu_start = cpu_now;
+        written = stats.n_store_writes;
+        n_steps = stats.n_steps;
+        n_tokens = stats.n_tokens;
     }
     for (int32_t i = 0; i < N_REQUESTS; i++) paged_engine_release(engine, ids[i]);
     return true;
@@ -200,29 +233,19 @@ static void settle(paged_engine *engine) {
     } while (stats.n_store_queued);
 }
 
-typedef struct window {
-    double seconds, cpu_seconds;
-    int64_t n_written; /* blocks, meanwhile */
-} window;
-
-/* One turn of work, and what went on meanwhile. */
-static bool turn(const bench *b, paged_engine *engine, int32_t prompt, task what, window *out) {
-    paged_engine_stats before, after;
-    paged_engine_get_stats(engine, &before);
-    const double start = bench_seconds(CLOCK_MONOTONIC), cpu_start = bench_seconds(CLOCK_PROCESS_CPUTIME_ID);
-    if (!work(b, engine, prompt, what)) return false;
-    out->seconds = bench_seconds(CLOCK_MONOTONIC) - start;
-    out->cpu_seconds = bench_seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu_start;
-    paged_engine_get_stats(engine, &after);
-    out->n_written = (int64_t)(after.n_store_writes - before.n_store_writes);
-    return true;
-}
-
 /* Blocks that were not written, and what else went wrong in stores. */
 static int64_t n_lost(paged_engine *engine) {
     paged_engine_stats stats;
     paged_engine_get_stats(engine, &stats);
     return (int64_t)(stats.n_store_dropped + stats.n_store_failures);
+}
+
+static void print_steps(const char *name, const steps *s, const char *end) {
+    printf("\"%s\": [", name);
+    for (int32_t i = 0; i < s->n; i++)
+        printf("%s[%lld, %.6f, %.6f, %lld]", i ? ", " : "", (long long)s->of[i].n_tokens, s->of[i].seconds,
+               s->of[i].cpu_seconds, (long long)s->of[i].n_written);
+    printf("]%s", end);
 }
 
 /* Both engines live on from round to round: their making is not measured. The one that writes begins anew
@@ -233,7 +256,7 @@ static bool slow(bench *b, int32_t id, task what) {
     enum { REOPEN = 64 }; /* some 3.5 GB */
     static paged_engine *engines[2];
     char dir[600];
-    window of[2];
+    static steps of[2];
     const int32_t first = 2 * N_REQUESTS * id + 1000000;
     path_in(b, "written", dir);
     if (engines[1] && id % REOPEN == 0) {
@@ -248,14 +271,13 @@ static bool slow(bench *b, int32_t id, task what) {
     for (int i = 0; i < 2; i++) {
         const int which = (i + id) % 2;
         for (int32_t k = 0; k < 2; k++)
-            if (!turn(b, engines[which], first + k * N_REQUESTS, what, &of[which])) return false;
+            if (!work(b, engines[which], first + k * N_REQUESTS, what, &of[which])) return false;
         if (which == 1) settle(engines[1]);
     }
     const int32_t n_made = N_REQUESTS * ((what.n_prompt + what.n_decode - 1 + BLOCK_SIZE - 1) / BLOCK_SIZE);
-    printf("{\"plain\": %.6f, \"writing\": %.6f, \"cpu_plain\": %.6f, \"cpu_writing\": %.6f, "
-           "\"made\": %d, \"written\": %lld, \"lost\": %lld}\n",
-           of[0].seconds, of[1].seconds, of[0].cpu_seconds, of[1].cpu_seconds, n_made,
-           (long long)of[1].n_written, (long long)(n_lost(engines[1]) - lost_before));
+    printf("{\"made\": %d, \"lost\": %lld, ", n_made, (long long)(n_lost(engines[1]) - lost_before));
+    print_steps("plain", &of[0], ", ");
+    print_steps("writing", &of[1], "}\n");
     return true;
 }
 

@@ -33,7 +33,9 @@ READS = 2           # of the same in a round
 CASES = ("files", "first_tokens", "slowdown")
 SLOW = (256, 48)  # tokens of a prompt, of an answer: about as long as a store lets a flush wait, and each turn ends with one
 SLOW_ROUNDS = 8 * MIN_ROUNDS  # what is asked about is a few percent, and a round's ratio strays by as much by itself
-SLOW_TRIES = 8  # for a round that counts; on a virtual machine one of ten does
+SLOW_TRIES = 8  # for a round that counts
+PROMPT_STEPS = 3  # bring in four prompts: by 512 tokens, or with a store 256, 512, 256, as a prompt is looked for first
+PART_STEPS = 8  # of answers are clean or not together: hardly any turn of half a second is, on a virtual machine
 SYNC = (64 << 20) // RECORD  # records between two syncs of the store
 
 
@@ -132,28 +134,42 @@ def first_tokens(side, n_rounds, progress, has_redis):
         yield row(case, f"computed / {names[way]}", [r["cold"] / r[way] for r in rounds], must=must)
 
 
+def parts_of(*sides):
+    """For each place in a turn the (tokens, seconds, CPU seconds, blocks written) of all sides: PROMPT_STEPS, and then PART_STEPS by
+    PART_STEPS. All places together are the same work."""
+    if len({len(steps) for steps in sides}) > 1:
+        raise SystemExit("bench: the engines took another number of steps for the same work")
+    cuts = [0, *range(PROMPT_STEPS, len(sides[0]), PART_STEPS), len(sides[0])]
+    return [tuple(tuple(map(sum, zip(*steps[a:b]))) for steps in sides) for a, b in zip(cuts, cuts[1:])]
+
+
 def slowdown(side, n_rounds, progress, loaded):
-    """n_rounds clean ones. What was written is the store's word for it: a turn's blocks in a turn's time, over all rounds and over
-    those that count, so that nothing is put off until nobody measures."""
-    shares, cpu, answers, counted, tried = [], [], [], [], 0
+    """n_rounds turns, each put together of parts that were clean on both sides, one for each place in a turn; they may come from
+    several turns. What was written is the store's word for it: a turn's blocks in a turn's time, over all turns and over those that
+    were put together, so that nothing is put off until nobody measures, and no part is left out because the store wrote in it."""
+    places, cpu, made, written, tried = [], [], 0, 0, 0
     work = " ".join(map(str, SLOW))
     side.ask(f"slow 0 {work}")
-    while len(shares) < n_rounds and tried < SLOW_TRIES * n_rounds:
+    while min(map(len, places), default=0) < n_rounds and tried < SLOW_TRIES * n_rounds:
         tried += 1
-        progress.show(f"while it writes: {len(shares)} of {n_rounds} rounds, {tried - 1 - len(shares)} dropped")
+        progress.show(f"while it writes: {min(map(len, places), default=0)} of {n_rounds} turns put together, of {tried - 1}")
         answer = side.ask(f"slow {tried} {work}")
-        clean = all(is_clean({"seconds": answer[k], "cpu_seconds": answer["cpu_" + k]}) for k in ("plain", "writing"))
         if answer["lost"]:
             raise SystemExit(f"bench: {answer['lost']} blocks were not written")
-        answers.append(answer)
-        cpu.append(answer["cpu_writing"] / answer["cpu_plain"] - 1)
-        if clean or loaded:
-            counted.append(answer)
-            shares.append(answer["writing"] / answer["plain"] - 1)
-    for some in answers, counted:
-        written, made = (sum(answer[key] for answer in some) for key in ("written", "made"))
-        if written < 0.98 * made:
-            raise SystemExit(f"bench: {written} of {made} blocks were written in the time that was measured")
+        parts = parts_of(answer["plain"], answer["writing"])
+        places = places or [[] for _ in parts]
+        for place, both in zip(places, parts):
+            if loaded or all(is_clean({"seconds": part[1], "cpu_seconds": part[2]}) for part in both):
+                place.append(both)
+        made += answer["made"]
+        written += sum(w[3] for _, w in parts)
+        cpu.append(sum(w[2] for _, w in parts) / sum(p[2] for p, _ in parts) - 1)
+    turns = list(zip(*places))
+    shares = [sum(w[1] for _, w in turn) / sum(p[1] for p, _ in turn) - 1 for turn in turns]
+    counted = sum(w[3] for turn in turns for _, w in turn)
+    for blocks, due in (written, made), (counted, made / tried * len(turns)):
+        if blocks < 0.98 * due:
+            raise SystemExit(f"bench: {blocks} of {due:.0f} blocks were written in the time that was measured")
     case = f"4 requests, {SLOW[0]} + {SLOW[1]} tokens"
     yield row(case, "time that writing all blocks adds", shares, must=0.03, unit="share", better="lower")
     # What others do on the machine does not tell here, and where all cores compute this is what the time would become.
