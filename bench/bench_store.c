@@ -10,8 +10,8 @@
  *                 one); "cached": tokens that were not computed
  *     slow ID P N the same work (prompts of P tokens, then N tokens of several requests) by an engine without
  *                 a store ("plain") and by one that writes all its blocks ("writing"): of each step its
- *                 tokens, seconds, CPU seconds and the blocks that were written meanwhile; the blocks that the work
- *                 fills ("made"), and those that were lost in the round ("lost")
+ *                 tokens, seconds, CPU seconds and the blocks that were written meanwhile; the blocks that the
+ *                 work fills ("made"), and those that were lost in the round ("lost")
  *     write MIB   writes so much, in records of the model's size, into a new store, until it is durable
  *     read        reads it all, once the system has forgotten it, as an engine does: prompt by prompt, each
  *                 looked for and announced first
@@ -184,8 +184,8 @@ typedef struct steps {
     int32_t n;
 } steps;
 
-/* Several prompts of their own, then tokens of all. What is not computing (a look into the store) is a part of
- * the step behind it, so that both engines have the same steps; what comes after the last, of that one. */
+/* Several prompts of their own, then tokens of all. What is not computing (a look into the store) is a part
+ * of the step behind it, so that both engines have the same steps; what comes after the last, of that one. */
 static bool work(const bench *b, paged_engine *engine, int32_t prompt, task what, steps *out) {
     uint64_t ids[N_REQUESTS];
     paged_error err;
