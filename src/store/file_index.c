@@ -404,6 +404,13 @@ static void read_entry(sqlite3_stmt *stmt, paged__entry *out) {
     out->row = (uint32_t)sqlite3_column_int64(stmt, 7);
 }
 
+/* Stands in the table of keys for the tails behind a record. */
+static paged_key tails_of(const paged_key *parent) {
+    paged_key key = *parent;
+    for (size_t i = 0; i < sizeof key.bytes; i++) key.bytes[i] ^= 0xff;
+    return key;
+}
+
 /* Reads again which keys there are. */
 static paged_status read_known(paged__index *index, paged_error *err) {
     int64_t n, used;
@@ -412,14 +419,18 @@ static paged_status read_known(paged__index *index, paged_error *err) {
     if (status) return status;
     index->next_row = 1;
     index->recent_since = INT64_MAX;
-    if (!paged__known_make(&index->known, n))
+    if (!paged__known_make(&index->known, 2 * n)) /* each may be a tail */
         return paged__fail(err, PAGED_ERR_NO_MEMORY, "%lld keys", (long long)n);
     sqlite3_stmt *stmt = prepared(index, KEYS);
     int code;
     while ((code = sqlite3_step(stmt)) == SQLITE_ROW) {
         paged_key key;
-        const int64_t row = sqlite3_column_int64(stmt, 1);
+        int64_t row = sqlite3_column_int64(stmt, 1);
         read_key(stmt, 0, &key);
+        if (row == -1) {
+            key = tails_of(&key);
+            row = 0;
+        }
         if (row < 0 || row > PAGED__ROW_MAX || !paged__known_add(&index->known, &key, (uint32_t)row)) {
             status =
                 paged__fail(err, PAGED_ERR_CORRUPT, "%s: row %lld cannot be", index->path, (long long)row);
@@ -488,9 +499,15 @@ static int32_t common_tokens(sqlite3_stmt *stmt, int column, const uint8_t *byte
 paged_status paged__index_tail(paged__index *index, int64_t shape, const paged_key *parent,
                                const int32_t *tokens, int32_t n_tokens, paged__entry *out, int32_t *n_common,
                                paged_error *err) {
-    paged_status status = index->has_tails ? put_waiting(index, err) : PAGED_OK;
-    uint8_t *bytes = status ? NULL : big_endian(tokens, n_tokens);
+    const paged_key tails = tails_of(parent);
+    uint64_t n_seen = 0;
+    uint32_t row;
+    paged_status status = index->known.n_room ? PAGED_OK : read_known(index, err);
     if (status) return status;
+    if (!paged__known_next(&index->known, &tails, &n_seen, &row)) return PAGED_ERR_NOT_FOUND;
+    if (index->has_tails) status = put_waiting(index, err);
+    if (status) return status;
+    uint8_t *bytes = big_endian(tokens, n_tokens);
     if (!bytes) return paged__fail(err, PAGED_ERR_NO_MEMORY, "%d tokens", n_tokens);
     int32_t best = 0;
     for (int side = 0; side < 2 && !status; side++) {
@@ -562,7 +579,10 @@ paged_status paged__index_put(paged__index *index, int64_t shape, const paged__e
     w->entry.row = (uint32_t)index->next_row++;
     index->has_tails = index->has_tails || tail;
     index->recent_since = PAGED_MIN(index->recent_since, used);
-    if (paged__known_add(&index->known, &entry->key, w->entry.row)) return PAGED_OK;
+    const paged_key tails = tails_of(&entry->parent);
+    if (paged__known_add(&index->known, &entry->key, w->entry.row) &&
+        (!tail || paged__known_add(&index->known, &tails, 0)))
+        return PAGED_OK;
     return read_known(index, err);
 }
 

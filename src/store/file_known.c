@@ -1,6 +1,6 @@
-/* file_known.c: which keys the index may have, in memory: a table of parts of their hashes. A key that is
- * not in it is not in the index, which no SQL could tell as fast. What went from the index stays until the
- * table is made anew. */
+/* file_known.c: which keys the index may have, in memory: a table of parts of their hashes. A key that is not
+ * in it is not in the index. SQLite would say so, too, but what it runs for that has left the caches by the
+ * next time. What went from the index stays until the table is made anew. */
 #include "store/file.h"
 
 enum { ROOM_MIN = 1024 };

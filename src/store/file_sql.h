@@ -116,7 +116,8 @@ _Static_assert(PAGED__INDEX_VERSION == 2 && APPLICATION_ID == 1346849622, "the s
     BOTH(X, SET_BACK, "UPDATE", IF_FUTURE)                                                                   \
     X(COUNTS, "SELECT sum(n), max(u) FROM (SELECT count(*) AS n, ifnull(max(used), 0) AS u FROM records"     \
               " UNION ALL SELECT count(*), ifnull(max(used), 0) FROM recent)")                               \
-    X(KEYS, "SELECT key, 0, 0 FROM records UNION ALL SELECT key, row, used FROM recent")                     \
+    X(KEYS, "SELECT key, 0, 0 FROM records UNION ALL SELECT key, row, used FROM recent UNION ALL"            \
+            " SELECT parent, -1, 0 FROM records WHERE tail IS NOT NULL")                                     \
     X(SLOTS, "SELECT slot FROM records WHERE shape = ?1 UNION ALL SELECT slot FROM recent WHERE shape = ?1") \
     X(EACH, "SELECT " ENTRY ", 0 FROM records WHERE shape = ?1 UNION ALL"                                    \
             " SELECT " ENTRY ", row FROM recent WHERE shape = ?1 ORDER BY slot")                             \

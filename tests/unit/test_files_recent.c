@@ -39,6 +39,13 @@ static void path_of(char out[256], const char *name) {
     snprintf(out, 256, "%s/%s", world_dir, name);
 }
 
+static int64_t size_of(const char *name) {
+    char path[256];
+    struct stat info;
+    path_of(path, name);
+    return stat(path, &info) == 0 ? (int64_t)info.st_size : -1;
+}
+
 static bool exists(const char *name) {
     char path[256];
     struct stat info;
@@ -216,10 +223,16 @@ static void tails_wait_too(void) {
         CHECK(paged__key_equal(&found, &r.is.key));
         CHECK_EQ(n_common, 5);
     }
+    const paged_key other = world_key(1);
+    CHECK_EQ(store.tail(store.self, &other, r.tokens, 7, &found, &n_common), PAGED_ERR_NOT_FOUND);
     CHECK_EQ(store.flush(store.self, NULL), PAGED_OK);
     CHECK_EQ(n_recent(), 1);
     close_both();
     CHECK_EQ(ask("SELECT count(*) FROM records"), 2);
+    open_slots(10);
+    CHECK_EQ(store.tail(store.self, &r.is.parent, r.tokens, 7, &found, &n_common), PAGED_OK);
+    CHECK_EQ(store.tail(store.self, &other, r.tokens, 7, &found, &n_common), PAGED_ERR_NOT_FOUND);
+    close_both();
 }
 
 /* What nobody uses for long enough goes from both tables, and what lies behind the limit. */
@@ -247,6 +260,7 @@ static void many_rows_are_merged(void) {
     for (int i = 0; i < N; i++) put(i);
     CHECK_EQ(store.flush(store.self, NULL), PAGED_OK);
     CHECK(n_recent() < 1000);
+    CHECK(size_of("index.sqlite-wal") < 8 << 20 && size_of("index.sqlite") < 4 << 20);
     put(N - 1); /* it is known where it is now */
     CHECK_EQ(stats_of(&store).n_records, N);
     for (int i = 0; i < N; i += 13) CHECK_EQ(get_number(&store, i), PAGED_OK);
