@@ -32,7 +32,8 @@ typedef struct paged__known {
 bool paged__known_make(paged__known *known, int64_t n);
 void paged__known_free(paged__known *known); /* a zeroed one is fine */
 enum { PAGED__ROW_MAX = INT32_MAX };
-/* row: of `recent`, where to look first; 0: of `records`. False: there is no room; it is to be made anew. */
+/* row: of `recent`, where to look first; 0: of `records`. What is there is there once. False: there is no
+ * room; it is to be made anew. */
 bool paged__known_add(paged__known *known, const paged_key *key, uint32_t row);
 /* The next row that this key may have; *n_seen begins with 0. False: it has no other. */
 bool paged__known_next(const paged__known *known, const paged_key *key, uint64_t *n_seen, uint32_t *row);
@@ -71,6 +72,8 @@ typedef struct paged__index {
     int64_t merge_at;     /* rows */
     int32_t n_waiting;    /* the last rows before next_row; that of a tail stays free */
     bool has_tails;       /* some of them */
+    bool is_begun;        /* a transaction of SQLite's, which it may have given up since */
+    bool is_torn;         /* some of what waited may be in it, and some not */
     paged__waiting waiting[PAGED__WAITING_MAX];
 } paged__index;
 
@@ -87,9 +90,12 @@ typedef struct paged__shape_row {
 paged_status paged__index_open(paged__index *index, const char *path, bool read_only, paged_error *err);
 void paged__index_close(paged__index *index);
 
-/* All between two commits is one transaction. A failed change may have rolled it back: is_open says. A commit
- * that leaves PAGED__RECENT_MAX recent rows merges them, in a transaction of its own. */
+/* All between two commits is one transaction. A commit that leaves PAGED__RECENT_MAX recent rows merges them,
+ * in a transaction of its own. */
 bool paged__index_is_open(const paged__index *index);
+/* SQLite gives a transaction up when a statement has no memory or cannot read, one that only asks included.
+ * From then on all changes and the commit fail until a rollback, after which nothing of it is there. */
+bool paged__index_is_lost(const paged__index *index);
 paged_status paged__index_commit(paged__index *index, paged_error *err);
 void paged__index_rollback(paged__index *index);
 /* Puts what is recent in its place, by a transaction of its own (none is open). It is no loss if that fails:
@@ -288,7 +294,8 @@ typedef struct paged__file_store {
     paged_store_stats stats;
 } paged__file_store;
 
-/* Every call begins and ends so: it may have lost a transaction, and not been able to read what is left. */
+/* Every call begins and ends so: it may have lost a transaction, by a mere question as well, and not been
+ * able to read what is left. */
 paged_status paged__file_store_enter(paged__file_store *s, paged_error *err);
 paged_status paged__file_store_leave(paged__file_store *s, paged_status status); /* gives status back */
 

@@ -55,13 +55,12 @@ static paged_status run(paged__index *index, statement which, paged_error *err) 
     return end(index, stmt, sqlite3_step(stmt), err);
 }
 
-/* Whether SQLite has a transaction, which may lack what waits. */
-static bool is_begun(const paged__index *index) {
-    return index->db && !sqlite3_get_autocommit(index->db);
+bool paged__index_is_open(const paged__index *index) {
+    return index->n_waiting || index->is_begun;
 }
 
-bool paged__index_is_open(const paged__index *index) {
-    return index->n_waiting || is_begun(index);
+bool paged__index_is_lost(const paged__index *index) {
+    return index->is_torn || (index->is_begun && sqlite3_get_autocommit(index->db));
 }
 
 static paged_status put_waiting(paged__index *index, paged_error *err);
@@ -71,7 +70,10 @@ static void drop_waiting(paged__index *index);
 static paged_status change(paged__index *index, statement which, paged_error *err) {
     const bool waited = which == PUT_RECENT || which == PUT_TAIL;
     paged_status status = waited ? PAGED_OK : put_waiting(index, err);
-    if (!status && !is_begun(index)) status = run(index, BEGIN, err);
+    if (!status && !index->is_begun) {
+        status = run(index, BEGIN, err);
+        index->is_begun = !status;
+    }
     if (status) {
         sqlite3_clear_bindings(prepared(index, which));
         return status;
@@ -79,15 +81,23 @@ static paged_status change(paged__index *index, statement which, paged_error *er
     return run(index, which, err);
 }
 
+/* Nothing waits. If it fails, a rollback is to follow. */
+static paged_status commit(paged__index *index, paged_error *err) {
+    const paged_status status = index->is_begun ? run(index, COMMIT, err) : PAGED_OK;
+    if (!status) index->is_begun = false;
+    return status;
+}
+
 paged_status paged__index_commit(paged__index *index, paged_error *err) {
     paged_status status = put_waiting(index, err);
-    if (!status && is_begun(index)) status = run(index, COMMIT, err);
+    if (!status) status = commit(index, err);
     if (!status && index->next_row > index->merge_at) paged__index_merge(index);
     return status;
 }
 
 void paged__index_rollback(paged__index *index) {
-    if (is_begun(index)) run(index, ROLLBACK, NULL);
+    if (!sqlite3_get_autocommit(index->db)) run(index, ROLLBACK, NULL);
+    index->is_begun = index->is_torn = false;
     drop_waiting(index);
     paged__known_free(&index->known); /* rows may be where they were before */
 }
@@ -100,16 +110,17 @@ static paged_status merge(paged__index *index, paged_error *err) {
     paged__known_merged(&index->known);
     index->next_row = 1;
     index->recent_since = INT64_MAX;
+    index->merge_at = PAGED__RECENT_MAX;
     return PAGED_OK;
 }
 
 void paged__index_merge(paged__index *index) {
     const int64_t next_row = index->next_row;
     paged_status status = merge(index, NULL);
-    if (!status) status = run(index, COMMIT, NULL);
-    if (status) paged__index_rollback(index);
-    /* If it failed, not at once again. */
-    index->merge_at = (status ? next_row : 0) + PAGED__RECENT_MAX;
+    if (!status) status = commit(index, NULL);
+    if (!status) return;
+    paged__index_rollback(index);
+    index->merge_at = next_row + PAGED__RECENT_MAX; /* not at once again */
 }
 
 /* ---- open and close ---- */
@@ -549,8 +560,11 @@ static void drop_waiting(paged__index *index) {
 }
 
 /* All at once, since what SQLite needs has left the caches by the time of the next record. If it fails, they
- * are lost with the transaction. */
+ * are lost with the transaction. They are, too, if that was lost before: a row that waits may be there in the
+ * place of one that was erased. */
 static paged_status put_waiting(paged__index *index, paged_error *err) {
+    if (paged__index_is_lost(index))
+        return paged__fail(err, PAGED_ERR_IO, "%s: SQLite has given up the transaction", index->path);
     for (int32_t i = 0; i < index->n_waiting; i++) {
         const paged__waiting *w = &index->waiting[i];
         const statement which = w->tail ? PUT_TAIL : PUT_RECENT;
@@ -561,6 +575,7 @@ static paged_status put_waiting(paged__index *index, paged_error *err) {
         else
             sqlite3_bind_int64(stmt, 10, w->entry.row);
         const paged_status status = change(index, which, err);
+        index->is_torn = status != PAGED_OK;
         if (status) return status;
     }
     drop_waiting(index);

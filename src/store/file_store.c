@@ -143,6 +143,7 @@ paged_status paged__file_store_enter(paged__file_store *s, paged_error *err) {
 }
 
 paged_status paged__file_store_leave(paged__file_store *s, paged_status status) {
+    if (paged__index_is_lost(&s->index)) lose_batch(s);
     pthread_mutex_unlock(&s->lock);
     return status;
 }
@@ -644,8 +645,8 @@ static paged_status tail(void *self, const paged_key *parent, const int32_t *tok
     if (!status && (!s->shape_id || n_tokens < 1)) status = PAGED_ERR_NOT_FOUND;
     if (!status) {
         n_tokens = PAGED_MIN(n_tokens, s->shape.is.block_size);
-        status = after_change(
-            s, paged__index_tail(&s->index, s->shape_id, parent, tokens, n_tokens, &entry, &n, NULL));
+        status = paged__index_tail(&s->index, s->shape_id, parent, tokens, n_tokens, &entry, &n, NULL);
+        if (status && status != PAGED_ERR_NOT_FOUND) is_up(s, false);
     }
     if (!status && is_expired(s, &entry)) status = PAGED_ERR_NOT_FOUND;
     if (!status) {
