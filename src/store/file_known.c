@@ -28,10 +28,12 @@ void paged__known_free(paged__known *known) {
 bool paged__known_add(paged__known *known, const paged_key *key, uint32_t row) {
     const uint64_t hash = hash_of(key), mask = known->n_room - 1;
     if (known->n >= known->n_room / 4 * 3) return false;
+    const uint64_t value = hash >> 32 << 32 | ((uint64_t)row + 1);
     uint64_t at = hash & mask;
-    while (known->at[at]) at = (at + 1) & mask;
-    known->at[at] = hash >> 32 << 32 | ((uint64_t)row + 1);
-    known->n++;
+    /* The same may come any number of times: a parent has many tails. */
+    while (known->at[at] && known->at[at] != value) at = (at + 1) & mask;
+    known->n += known->at[at] == 0;
+    known->at[at] = value;
     return true;
 }
 

@@ -53,23 +53,25 @@ _Static_assert(PAGED__INDEX_VERSION == 2 && APPLICATION_ID == 1346849622, "the s
 #define ROW   ENTRY ", used, shape"
 #define NOT_PINNED(table)                                                                                    \
     " AND NOT EXISTS (SELECT 1 FROM pins WHERE pins.shape = " table ".shape AND pins.key = " table ".key)"
-#define PINNED_OF(table, shape)                                                                              \
-    " FROM pins JOIN " table " ON " table ".shape = pins.shape AND " table ".key = pins.key"                 \
-    " WHERE pins.shape = " shape
+/* For each row of `outer` one look into `inner`, which has an index of keys: `recent` has none. */
+#define PINNED_OF(outer, inner, shape)                                                                       \
+    " FROM " outer " CROSS JOIN " inner " ON " inner ".shape = " outer ".shape"                              \
+    " AND " inner ".key = " outer ".key WHERE " outer ".shape = " shape
 /* Of both tables, one after the other. */
 #define BOTH(X, name, before, after)                                                                         \
     X(name, before " records" after("records"))                                                              \
     X(name##_RECENT, before " recent" after("recent"))
-#define IF_OLD(table)      " WHERE used_at < ?1" NOT_PINNED(table)
-#define IF_UNPINNED(table) " WHERE shape = ?1" NOT_PINNED(table)
-#define IF_OF_SHAPE(table) " WHERE shape = ?1"
-#define IF_BEHIND(table)   " WHERE shape = ?1 AND slot >= ?2"
-#define IF_FUTURE(table)   " SET used_at = ?1 WHERE used_at > ?1"
-#define IF_KEY(table)      " WHERE shape = ?1 AND key = ?2"
-#define IF_ROW             " AND row = ?3"
-#define N_PINNED(table)    "(SELECT count(DISTINCT pins.key)" PINNED_OF(table, "id") ")"
-#define PINNED_SLOT(table) "(SELECT ifnull(max(slot), -1)" PINNED_OF(table, "?1") ")"
-#define HAS_PINS           "EXISTS (SELECT 1 FROM pins WHERE pins.shape = id)"
+#define IF_OLD(table)             " WHERE used_at < ?1" NOT_PINNED(table)
+#define IF_UNPINNED(table)        " WHERE shape = ?1" NOT_PINNED(table)
+#define IF_OF_SHAPE(table)        " WHERE shape = ?1"
+#define IF_BEHIND(table)          " WHERE shape = ?1 AND slot >= ?2"
+#define IF_FUTURE(table)          " SET used_at = ?1 WHERE used_at > ?1"
+#define IF_KEY(table)             " WHERE shape = ?1 AND key = ?2"
+#define IF_ROW                    " AND row = ?3"
+#define N_PINNED(outer, inner)    "(SELECT count(DISTINCT pins.key)" PINNED_OF(outer, inner, "id") ")"
+#define N_PINNED_ALL              N_PINNED("pins", "records") " + " N_PINNED("recent", "pins")
+#define PINNED_SLOT(outer, inner) "(SELECT ifnull(max(slot), -1)" PINNED_OF(outer, inner, "?1") ")"
+#define HAS_PINS                  "EXISTS (SELECT 1 FROM pins WHERE pins.shape = id)"
 #define SHAPES_SQL                                                                                           \
     "SELECT id, fingerprint, block_size, block_bytes, slot_bytes,"                                           \
     " (SELECT count(*) FROM records WHERE shape = id) + (SELECT count(*) FROM recent WHERE shape = id),"     \
@@ -79,7 +81,7 @@ _Static_assert(PAGED__INDEX_VERSION == 2 && APPLICATION_ID == 1346849622, "the s
     " (SELECT ifnull(max(used), 0) FROM recent WHERE shape = id)) AS last,"                                  \
     " max((SELECT ifnull(max(used_at), 0) FROM records WHERE shape = id),"                                   \
     " (SELECT ifnull(max(used_at), 0) FROM recent WHERE shape = id)),"                                       \
-    " " N_PINNED("records") " + " N_PINNED("recent") ", " HAS_PINS " FROM shapes ORDER BY last, id"
+    " " N_PINNED_ALL ", " HAS_PINS " FROM shapes ORDER BY last, id"
 #define STATEMENTS(X)                                                                                        \
     X(BEGIN, "BEGIN IMMEDIATE")                                                                              \
     X(COMMIT, "COMMIT")                                                                                      \
@@ -111,7 +113,7 @@ _Static_assert(PAGED__INDEX_VERSION == 2 && APPLICATION_ID == 1346849622, "the s
     X(PINS_OF, "SELECT shape, key FROM pins WHERE name = ?1 ORDER BY shape, key")                            \
     X(PINS_EACH, "SELECT DISTINCT name FROM pins")                                                           \
     X(IS_PINNED, "SELECT 1 FROM pins WHERE shape = ?1 AND key = ?2 LIMIT 1")                                 \
-    X(LAST_PINNED, "SELECT max(" PINNED_SLOT("records") ", " PINNED_SLOT("recent") ")")                      \
+    X(LAST_PINNED, "SELECT max(" PINNED_SLOT("pins", "records") ", " PINNED_SLOT("recent", "pins") ")")      \
     BOTH(X, CUT, "DELETE FROM", IF_BEHIND)                                                                   \
     BOTH(X, SET_BACK, "UPDATE", IF_FUTURE)                                                                   \
     X(COUNTS, "SELECT sum(n), max(u) FROM (SELECT count(*) AS n, ifnull(max(used), 0) AS u FROM records"     \

@@ -260,7 +260,8 @@ static void many_rows_are_merged(void) {
     for (int i = 0; i < N; i++) put(i);
     CHECK_EQ(store.flush(store.self, NULL), PAGED_OK);
     CHECK(n_recent() < 1000);
-    CHECK(size_of("index.sqlite-wal") < 8 << 20 && size_of("index.sqlite") < 4 << 20);
+    const int64_t log_bytes = size_of("index.sqlite-wal"), index_bytes = size_of("index.sqlite");
+    CHECK(log_bytes > 0 && log_bytes < 8 << 20 && index_bytes > 0 && index_bytes < 4 << 20);
     put(N - 1); /* it is known where it is now */
     CHECK_EQ(stats_of(&store).n_records, N);
     for (int i = 0; i < N; i += 13) CHECK_EQ(get_number(&store, i), PAGED_OK);
@@ -280,6 +281,7 @@ static void merges_that_are_interrupted(void) {
     int32_t n_broken = 0;
     for (int32_t step = 1;; step = step * 5 / 4 + 1, n_broken++) {
         int32_t n_left = step;
+        int64_t oldest;
         new_dir();
         open_slots(60);
         paged__index *index = &((paged__file_store *)store.self)->index;
@@ -290,10 +292,13 @@ static void merges_that_are_interrupted(void) {
         sqlite3_progress_handler(index->db, 0, NULL, NULL);
         const bool ended = n_recent() == 0;
         CHECK(ended || n_recent() == 40);
+        CHECK(ended || index->merge_at > PAGED__RECENT_MAX); /* not at once again */
         CHECK_EQ(n_there(0, 40), 40);
         for (int i = 30; i < 50; i++) put(i);
         CHECK_EQ(n_there(0, 50), 50);
         CHECK_EQ(stats_of(&store).n_records, 50);
+        CHECK_EQ(paged__index_oldest_use(index, 1, &oldest, NULL), PAGED_OK); /* which merges them */
+        CHECK_EQ(index->merge_at, PAGED__RECENT_MAX);
         close_both();
         CHECK_EQ(ask("SELECT count(*) FROM records"), 50);
         CHECK_EQ(ask("SELECT count(*) FROM recent"), 0);
@@ -339,15 +344,65 @@ static void recent_rows_that_cannot_be(void) {
     }
 }
 
-/* A key that is there is never said not to be, however full the table. */
+static int one_more(void *user) {
+    ++*(int64_t *)user;
+    return 0;
+}
+
+/* What pins and rows cost is their sum, not their product. */
+static void pins_and_recent_rows(void) {
+    paged__shape_row *rows = NULL;
+    int32_t n_rows = 0;
+    int64_t n_steps = 0, slot;
+    new_dir();
+    open_slots(400);
+    for (int i = 0; i < 300; i++) put(i);
+    CHECK_EQ(pin_numbers("conv-a", 100, 50), PAGED_OK);
+    close_both();
+    unmerge();
+    sql("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000)"
+        " INSERT INTO pins(shape, key, name) SELECT 1, randomblob(16), 'conv-b' FROM n");
+    open_slots(400);
+    CHECK_EQ(n_recent(), 300);
+    paged__index *index = &((paged__file_store *)store.self)->index;
+    sqlite3_progress_handler(index->db, 1, one_more, &n_steps);
+    CHECK_EQ(paged__index_shapes(index, &rows, &n_rows, NULL), PAGED_OK);
+    CHECK_EQ(paged__index_last_pinned(index, 1, &slot, NULL), PAGED_OK);
+    sqlite3_progress_handler(index->db, 0, NULL, NULL);
+    CHECK(n_rows == 1 && rows[0].n_pinned == 50 && rows[0].n_records == 300);
+    CHECK_EQ(slot, 149);
+    CHECK(n_steps > 300 && n_steps < 200000);
+    paged__shape_rows_free(rows, n_rows);
+    close_both();
+}
+
+/* That a note is not there says nothing of the keys, which need not be read again. */
+static void notes_that_are_not_there(void) {
+    new_dir();
+    open_slots(10);
+    put(1);
+    const paged__known *known = &((paged__file_store *)store.self)->index.known;
+    CHECK(known->n == 1);
+    CHECK_EQ(notes.erase(notes.self, "none", NULL), PAGED_ERR_NOT_FOUND);
+    CHECK(known->n == 1);
+    put(2);
+    CHECK_EQ(n_there(1, 2), 2);
+    close_both();
+    CHECK_EQ(ask("SELECT count(*) FROM records"), 2);
+}
+
+/* A key that is there is never said not to be, however full the table; one that comes again is there once. */
 static void what_is_known(void) {
     uint64_t state = test_seed;
     paged__known known = {0};
     const int64_t n_room = 1000 + (int64_t)(paged__rand(&state) % 5000);
     int64_t n = 0, n_false = 0;
     CHECK(paged__known_make(&known, n_room));
+    const paged_key parent = world_key(1 << 30);
+    for (int i = 0; i < 100000; i++) CHECK(paged__known_add(&known, &parent, 0));
     for (paged_key key = world_key(0); paged__known_add(&known, &key, (uint32_t)n); key = world_key(n)) n++;
     CHECK(n > n_room);
+    CHECK_EQ(known.n, n + 1);
     for (int pass = 0; pass < 2; pass++) {
         for (int64_t i = 0; i < 2 * n; i++) {
             const paged_key key = world_key(i);
@@ -376,5 +431,7 @@ static void what_is_known(void) {
     X(many_rows_are_merged)                                                                                  \
     X(merges_that_are_interrupted)                                                                           \
     X(recent_rows_that_cannot_be)                                                                            \
+    X(pins_and_recent_rows)                                                                                  \
+    X(notes_that_are_not_there)                                                                              \
     X(what_is_known)
 TEST_MAIN(TESTS)
