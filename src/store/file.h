@@ -1,6 +1,6 @@
-/* store/file.h: the parts of the file store, from the bottom up: the index (SQLite), the slots of one data
- * file, what is read of them ahead, the store that joins them, its files, its notes, the tools of `paged
- * store`.
+/* store/file.h: the parts of the file store, from the bottom up: the keys that the index may have, the index
+ * (SQLite), the slots of one data file, what is read of them ahead, the store that joins them, its files, its
+ * notes, the tools of `paged store`.
  *
  * What holds, whatever call fails and whenever the process ends:
  *  - The index names a record only after the data file was synced with it. A batch is one transaction of the
@@ -21,22 +21,61 @@
 #include "paged/file_store.h"
 #include "store/store.h"
 
+/* ---- file_known.c: which keys the index may have ---- */
+
+typedef struct paged__known {
+    uint64_t *at;       /* [n_room] the upper half of a key's hash, and its row + 1; 0: nothing */
+    uint64_t n, n_room; /* n_room: a power of two; 0: nothing is known yet */
+} paged__known;
+
+/* Empty, with room for more than n keys. False: no memory. */
+bool paged__known_make(paged__known *known, int64_t n);
+void paged__known_free(paged__known *known); /* a zeroed one is fine */
+enum { PAGED__ROW_MAX = INT32_MAX };
+/* row: of `recent`, where to look first; 0: of `records`. What is there is there once. False: there is no
+ * room; it is to be made anew. */
+bool paged__known_add(paged__known *known, const paged_key *key, uint32_t row);
+/* The next row that this key may have; *n_seen begins with 0. False: it has no other. */
+bool paged__known_next(const paged__known *known, const paged_key *key, uint64_t *n_seen, uint32_t *row);
+void paged__known_merged(paged__known *known); /* no row is recent any more */
+
 /* ---- file_index.c: what is where ---- */
 
-enum { PAGED__INDEX_VERSION = 1, PAGED__INDEX_STATEMENTS = 48 };
-
-typedef struct paged__index {
-    sqlite3 *db;
-    sqlite3_stmt *statements[PAGED__INDEX_STATEMENTS];
-    const char *path; /* of the owner, for messages */
-} paged__index;
+enum { PAGED__INDEX_VERSION = 2, PAGED__INDEX_STATEMENTS = 56 };
+enum { PAGED__RECENT_MAX = 4096 /* rows, then they are merged */, PAGED__WAITING_MAX = 128 };
 
 typedef struct paged__entry { /* a record as the index knows it */
     paged_key key, parent;
     int64_t slot, used_at; /* used_at: seconds since 1970 */
     int32_t first, n_tokens;
-    uint32_t groups;
+    uint32_t groups, row; /* row: in `recent`, if it is there; 0: it is in `records` */
 } paged__entry;
+
+typedef struct paged__waiting {
+    paged__entry entry;
+    int64_t shape, used;
+    uint8_t *tail; /* the tokens of a sealed tail, or NULL */
+} paged__waiting;
+
+/* New rows go to a table of their own, `recent`, in the order of their coming: a commit then writes its last
+ * pages, and not a page for each row, since keys are random. Together and in the order of keys they cost
+ * `records` a fraction of that (paged__index_merge). A row is in one of the two; that of a sealed tail, which
+ * is looked for by its tokens, always in `records`. Until they are committed, or something else is changed,
+ * rows wait here: many of them cost SQLite little more than one. */
+typedef struct paged__index {
+    sqlite3 *db;
+    sqlite3_stmt *statements[PAGED__INDEX_STATEMENTS];
+    const char *path; /* of the owner, for messages */
+    paged__known known;
+    int64_t next_row;     /* of `recent`; rows and since are known when `known` is */
+    int64_t recent_since; /* a turn of use: nothing recent was used before it */
+    int64_t merge_at;     /* rows */
+    int32_t n_waiting;    /* the last rows before next_row; that of a tail stays free */
+    bool has_tails;       /* some of them */
+    bool is_begun;        /* a transaction of SQLite's, which it may have given up since */
+    bool is_torn;         /* some of what waited may be in it, and some not */
+    paged__waiting waiting[PAGED__WAITING_MAX];
+} paged__index;
 
 typedef struct paged__shape_row {
     int64_t id, slot_bytes;
@@ -51,10 +90,17 @@ typedef struct paged__shape_row {
 paged_status paged__index_open(paged__index *index, const char *path, bool read_only, paged_error *err);
 void paged__index_close(paged__index *index);
 
-/* All between two commits is one transaction. A failed change may have rolled it back: is_open says. */
+/* All between two commits is one transaction. A commit that leaves PAGED__RECENT_MAX recent rows merges them,
+ * in a transaction of its own. */
 bool paged__index_is_open(const paged__index *index);
+/* SQLite gives a transaction up when a statement has no memory or cannot read, one that only asks included.
+ * From then on all changes and the commit fail until a rollback, after which nothing of it is there. */
+bool paged__index_is_lost(const paged__index *index);
 paged_status paged__index_commit(paged__index *index, paged_error *err);
 void paged__index_rollback(paged__index *index);
+/* Puts what is recent in its place, by a transaction of its own (none is open). It is no loss if that fails:
+ * they stay recent. */
+void paged__index_merge(paged__index *index);
 
 /* Each shape, the one that was used last at the end. `rows` are the caller's to free by
  * paged__shape_rows_free. */
@@ -74,9 +120,11 @@ paged_status paged__index_tail(paged__index *index, int64_t shape, const paged_k
 /* tokens: of a sealed tail, to be found by them; NULL of a whole block. */
 paged_status paged__index_put(paged__index *index, int64_t shape, const paged__entry *entry, int64_t used,
                               const int32_t *tokens, paged_error *err);
-paged_status paged__index_touch(paged__index *index, int64_t shape, const paged_key *key, int64_t used,
+/* entry: as get has given it. */
+paged_status paged__index_touch(paged__index *index, int64_t shape, const paged__entry *entry, int64_t used,
                                 int64_t used_at, paged_error *err);
-paged_status paged__index_erase(paged__index *index, int64_t shape, const paged_key *key, paged_error *err);
+paged_status paged__index_erase(paged__index *index, int64_t shape, const paged__entry *entry,
+                                paged_error *err);
 
 /* Takes out up to n <= PAGED__EVICT_MAX records, those not used for longest first, and says which slots they
  * had. */
@@ -246,7 +294,8 @@ typedef struct paged__file_store {
     paged_store_stats stats;
 } paged__file_store;
 
-/* Every call begins and ends so: it may have lost a transaction, and not been able to read what is left. */
+/* Every call begins and ends so: it may have lost a transaction, by a mere question as well, and not been
+ * able to read what is left. */
 paged_status paged__file_store_enter(paged__file_store *s, paged_error *err);
 paged_status paged__file_store_leave(paged__file_store *s, paged_status status); /* gives status back */
 

@@ -3,97 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "store/file.h"
-
-/* 'PGKV', by which file(1) and we tell our databases from others. */
-enum { APPLICATION_ID = 0x50474b56 };
-
-/* used: a turn, larger with each use; used_at: the clock, for the time to live. tail: the tokens of a sealed
- * tail, big-endian, so that the one that agrees longest with a prompt lies beside it in the order. */
-static const char schema[] =
-    "CREATE TABLE shapes(id INTEGER PRIMARY KEY AUTOINCREMENT, fingerprint BLOB NOT NULL,"
-    " block_size INTEGER NOT NULL, block_bytes BLOB NOT NULL, slot_bytes INTEGER NOT NULL);"
-    "CREATE TABLE records(shape INTEGER NOT NULL, key BLOB NOT NULL, slot INTEGER NOT NULL,"
-    " parent BLOB NOT NULL, first INTEGER NOT NULL, n_tokens INTEGER NOT NULL, groups INTEGER NOT NULL,"
-    " used INTEGER NOT NULL, used_at INTEGER NOT NULL, tail BLOB,"
-    " PRIMARY KEY(shape, key)) WITHOUT ROWID;"
-    "CREATE INDEX records_used ON records(shape, used, slot, used_at);"
-    "CREATE INDEX records_tail ON records(shape, parent, tail) WHERE tail IS NOT NULL;"
-    "CREATE TABLE notes(name TEXT PRIMARY KEY, data BLOB NOT NULL, turn INTEGER NOT NULL,"
-    " changed INTEGER NOT NULL, until INTEGER NOT NULL);"
-    "CREATE INDEX notes_turn ON notes(turn);"
-    "PRAGMA user_version=1; PRAGMA application_id=1346849622;";
-/* No index of slots: a slot is asked for by nobody while records are written, and which are taken the store
- * knows itself. One of before that goes with its first opening for writing. */
-static const char slots_schema[] = "DROP INDEX IF EXISTS records_slot";
-static const char twice[] = "SELECT EXISTS (SELECT 1 FROM records GROUP BY shape, slot HAVING count(*) > 1)";
-/* An index from before there were pins gets them when it is opened for writing; for reading it has none. */
-#define PINS_COLUMNS                                                                                         \
-    "pins(shape INTEGER NOT NULL, key BLOB NOT NULL, name TEXT NOT NULL,"                                    \
-    " PRIMARY KEY(shape, key, name)) WITHOUT ROWID;"
-static const char pins_schema[] =
-    "CREATE TABLE IF NOT EXISTS " PINS_COLUMNS "CREATE INDEX IF NOT EXISTS pins_name ON pins(name);";
-static const char no_pins_schema[] = "CREATE TEMP TABLE " PINS_COLUMNS;
-_Static_assert(PAGED__INDEX_VERSION == 1 && APPLICATION_ID == 1346849622, "the schema says these numbers");
-
-#define ENTRY "key, slot, parent, first, n_tokens, groups, used_at"
-#define NOT_PINNED                                                                                           \
-    " AND NOT EXISTS (SELECT 1 FROM pins WHERE pins.shape = records.shape AND pins.key = records.key)"
-#define PINNED_OF                                                                                            \
-    " FROM pins JOIN records ON records.shape = pins.shape AND records.key = pins.key WHERE pins.shape = "
-#define STATEMENTS(X)                                                                                        \
-    X(BEGIN, "BEGIN IMMEDIATE")                                                                              \
-    X(COMMIT, "COMMIT")                                                                                      \
-    X(ROLLBACK, "ROLLBACK")                                                                                  \
-    X(SHAPES, "SELECT id, fingerprint, block_size, block_bytes, slot_bytes,"                                 \
-              " (SELECT count(*) FROM records WHERE shape = id),"                                            \
-              " ifnull((SELECT max(slot) FROM records WHERE shape = id), -1),"                               \
-              " ifnull((SELECT max(used) FROM records WHERE shape = id), 0) AS last,"                        \
-              " ifnull((SELECT max(used_at) FROM records WHERE shape = id), 0),"                             \
-              " (SELECT count(DISTINCT records.key)" PINNED_OF "id),"                                        \
-              " EXISTS (SELECT 1 FROM pins WHERE pins.shape = id)"                                           \
-              " FROM shapes ORDER BY last, id")                                                              \
-    X(ADD_SHAPE, "INSERT INTO shapes(fingerprint, block_size, block_bytes, slot_bytes) VALUES(?1,?2,?3,?4)") \
-    X(DROP_RECORDS, "DELETE FROM records WHERE shape = ?1")                                                  \
-    X(DROP_PINS, "DELETE FROM pins WHERE shape = ?1")                                                        \
-    X(DROP_SHAPE, "DELETE FROM shapes WHERE id = ?1")                                                        \
-    X(GET, "SELECT " ENTRY " FROM records WHERE shape = ?1 AND key = ?2")                                    \
-    X(TAIL_BEFORE, "SELECT " ENTRY ", tail FROM records WHERE shape = ?1 AND parent = ?2 AND tail <= ?3"     \
-                   " ORDER BY tail DESC LIMIT 1")                                                            \
-    X(TAIL_AFTER, "SELECT " ENTRY ", tail FROM records WHERE shape = ?1 AND parent = ?2 AND tail > ?3"       \
-                  " ORDER BY tail LIMIT 1")                                                                  \
-    X(PUT, "INSERT INTO records(shape, key, slot, parent, first, n_tokens, groups, used, used_at, tail)"     \
-           " VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10)")                                                        \
-    X(TOUCH, "UPDATE records SET used = ?3, used_at = ?4 WHERE shape = ?1 AND key = ?2")                     \
-    X(ERASE, "DELETE FROM records WHERE shape = ?1 AND key = ?2")                                            \
-    X(OLDEST, "SELECT slot, used, key FROM records WHERE shape = ?1" NOT_PINNED " ORDER BY used LIMIT ?2")   \
-    X(EXPIRE, "DELETE FROM records WHERE used_at < ?1" NOT_PINNED)                                           \
-    X(ERASE_UNPINNED, "DELETE FROM records WHERE shape = ?1" NOT_PINNED)                                     \
-    X(PIN, "INSERT INTO pins(name, shape, key) VALUES(?1,?2,?3) ON CONFLICT(shape, key, name) DO NOTHING")   \
-    X(UNPIN, "DELETE FROM pins WHERE name = ?1 AND shape = ?2 AND key = ?3")                                 \
-    X(PINS_OF, "SELECT shape, key FROM pins WHERE name = ?1 ORDER BY shape, key")                            \
-    X(PINS_EACH, "SELECT DISTINCT name FROM pins")                                                           \
-    X(IS_PINNED, "SELECT 1 FROM pins WHERE shape = ?1 AND key = ?2 LIMIT 1")                                 \
-    X(LAST_PINNED, "SELECT ifnull(max(records.slot), -1)" PINNED_OF "?1")                                    \
-    X(CUT, "DELETE FROM records WHERE shape = ?1 AND slot >= ?2")                                            \
-    X(SET_BACK, "UPDATE records SET used_at = ?1 WHERE used_at > ?1")                                        \
-    X(COUNTS, "SELECT count(*), ifnull(max(used), 0) FROM records")                                          \
-    X(SLOTS, "SELECT slot FROM records WHERE shape = ?1")                                                    \
-    X(EACH, "SELECT " ENTRY " FROM records WHERE shape = ?1 ORDER BY slot")                                  \
-    X(NOTE_PUT, "INSERT OR REPLACE INTO notes(name, data, turn, changed, until)"                             \
-                " VALUES(?1, ?2, (SELECT ifnull(max(turn), 0) + 1 FROM notes), ?3, ?4)")                     \
-    X(NOTE_GET, "SELECT rowid FROM notes WHERE name = ?1 AND (until = 0 OR until > ?2)")                     \
-    X(NOTE_ERASE, "DELETE FROM notes WHERE name = ?1")                                                       \
-    X(NOTE_EXPIRE, "DELETE FROM notes WHERE until <> 0 AND until <= ?1")                                     \
-    X(NOTE_EACH, "SELECT name, changed FROM notes WHERE until = 0 OR until > ?1 ORDER BY turn DESC")
-
-typedef enum statement {
-#define STATEMENT_NAME(name, sql) name,
-    STATEMENTS(STATEMENT_NAME)
-#undef STATEMENT_NAME
-        N_STATEMENTS
-} statement;
-_Static_assert((int)N_STATEMENTS <= (int)PAGED__INDEX_STATEMENTS, "the struct has room for all");
+#include "store/file_sql.h"
 
 static paged_status fail(const paged__index *index, int code, paged_error *err) {
     paged_status status = PAGED_ERR_IO;
@@ -146,16 +56,24 @@ static paged_status run(paged__index *index, statement which, paged_error *err) 
 }
 
 bool paged__index_is_open(const paged__index *index) {
-    return index->db && !sqlite3_get_autocommit(index->db);
+    return index->n_waiting || index->is_begun;
 }
 
-static paged_status begin(paged__index *index, paged_error *err) {
-    return paged__index_is_open(index) ? PAGED_OK : run(index, BEGIN, err);
+bool paged__index_is_lost(const paged__index *index) {
+    return index->is_torn || (index->is_begun && sqlite3_get_autocommit(index->db));
 }
+
+static paged_status put_waiting(paged__index *index, paged_error *err);
+static void drop_waiting(paged__index *index);
 
 /* A change, inside of the transaction, whose statement has its values already. */
 static paged_status change(paged__index *index, statement which, paged_error *err) {
-    const paged_status status = begin(index, err);
+    const bool waited = which == PUT_RECENT || which == PUT_TAIL;
+    paged_status status = waited ? PAGED_OK : put_waiting(index, err);
+    if (!status && !index->is_begun) {
+        status = run(index, BEGIN, err);
+        index->is_begun = !status;
+    }
     if (status) {
         sqlite3_clear_bindings(prepared(index, which));
         return status;
@@ -163,12 +81,46 @@ static paged_status change(paged__index *index, statement which, paged_error *er
     return run(index, which, err);
 }
 
+/* Nothing waits. If it fails, a rollback is to follow. */
+static paged_status commit(paged__index *index, paged_error *err) {
+    const paged_status status = index->is_begun ? run(index, COMMIT, err) : PAGED_OK;
+    if (!status) index->is_begun = false;
+    return status;
+}
+
 paged_status paged__index_commit(paged__index *index, paged_error *err) {
-    return paged__index_is_open(index) ? run(index, COMMIT, err) : PAGED_OK;
+    paged_status status = put_waiting(index, err);
+    if (!status) status = commit(index, err);
+    if (!status && index->next_row > index->merge_at) paged__index_merge(index);
+    return status;
 }
 
 void paged__index_rollback(paged__index *index) {
-    if (paged__index_is_open(index)) run(index, ROLLBACK, NULL);
+    if (!sqlite3_get_autocommit(index->db)) run(index, ROLLBACK, NULL);
+    index->is_begun = index->is_torn = false;
+    drop_waiting(index);
+    paged__known_free(&index->known); /* rows may be where they were before */
+}
+
+/* Inside of the transaction. */
+static paged_status merge(paged__index *index, paged_error *err) {
+    paged_status status = change(index, MERGE, err);
+    if (!status && sqlite3_changes64(index->db)) status = change(index, MERGED, err);
+    if (status) return status;
+    paged__known_merged(&index->known);
+    index->next_row = 1;
+    index->recent_since = INT64_MAX;
+    index->merge_at = PAGED__RECENT_MAX;
+    return PAGED_OK;
+}
+
+void paged__index_merge(paged__index *index) {
+    const int64_t next_row = index->next_row;
+    paged_status status = merge(index, NULL);
+    if (!status) status = commit(index, NULL);
+    if (!status) return;
+    paged__index_rollback(index);
+    index->merge_at = next_row + PAGED__RECENT_MAX; /* not at once again */
 }
 
 /* ---- open and close ---- */
@@ -206,21 +158,30 @@ static paged_status check_version(paged__index *index, bool *is_new, paged_error
     if (id != APPLICATION_ID)
         return paged__fail(err, PAGED_ERR_FORMAT,
                            "%s is a database, but not of paged; give another directory", index->path);
-    if (version != PAGED__INDEX_VERSION)
+    if (version < 1 || version > PAGED__INDEX_VERSION)
         return paged__fail(
             err, PAGED_ERR_FORMAT,
             "%s has version %lld, and this program knows %d: give another directory, or run the "
             "program that made it",
             index->path, (long long)version, PAGED__INDEX_VERSION);
     char said[200];
-    int64_t is_twice = 0;
     status = ask(index, "PRAGMA integrity_check(1)", NULL, said, sizeof said, err);
     if (!status && strcmp(said, "ok") != 0)
         return paged__fail(err, PAGED_ERR_CORRUPT, "%s: %s", index->path, said);
-    if (!status) status = ask(index, twice, &is_twice, NULL, 0, err);
-    if (!status && is_twice)
-        return paged__fail(err, PAGED_ERR_CORRUPT, "%s: two records in one slot", index->path);
     return status;
+}
+
+/* What integrity_check does not know of: no two records have a slot or a key in common. */
+static paged_status check_rows(paged__index *index, paged_error *err) {
+    int64_t slot = 0, key = 0, row = 0;
+    paged_status status = ask(index, slot_twice, &slot, NULL, 0, err);
+    if (!status) status = ask(index, key_twice, &key, NULL, 0, err);
+    if (!status) status = ask(index, row_wrong, &row, NULL, 0, err);
+    if (status || !(slot || key || row)) return status;
+    return paged__fail(err, PAGED_ERR_CORRUPT, "%s: %s", index->path,
+                       slot  ? "two records in one slot"
+                       : key ? "two records of one key"
+                             : "a row that cannot be");
 }
 
 static paged_status prepare(paged__index *index, paged_error *err) {
@@ -259,16 +220,21 @@ static char *immutable_uri(const char *path) {
     return full;
 }
 
-static paged_status see_pins(paged__index *index, bool read_only, paged_error *err) {
-    int64_t n = 0;
-    if (!read_only) return exec(index, pins_schema, err);
-    const paged_status status =
-        ask(index, "SELECT count(*) FROM sqlite_master WHERE name = 'pins'", &n, NULL, 0, err);
-    return status || n ? status : exec(index, no_pins_schema, err);
+/* Tables that an older index lacks. */
+static paged_status see_newer(paged__index *index, bool read_only, paged_error *err) {
+    int64_t pins = 0, recent = 0;
+    paged_status status =
+        ask(index, "SELECT count(*) FROM sqlite_master WHERE name = 'pins'", &pins, NULL, 0, err);
+    if (!status)
+        status =
+            ask(index, "SELECT count(*) FROM sqlite_master WHERE name = 'recent'", &recent, NULL, 0, err);
+    if (!status && !pins) status = exec(index, read_only ? no_pins_schema : pins_schema, err);
+    if (!status && !recent) status = exec(index, read_only ? no_recent_schema : recent_schema, err);
+    return status;
 }
 
 paged_status paged__index_open(paged__index *index, const char *path, bool read_only, paged_error *err) {
-    *index = (paged__index){.path = path};
+    *index = (paged__index){.path = path, .merge_at = PAGED__RECENT_MAX};
     char *uri = read_only ? immutable_uri(path) : NULL;
     if (read_only && !uri) return paged__fail(err, PAGED_ERR_NO_MEMORY, "%s", path);
     const int flags =
@@ -294,9 +260,11 @@ paged_status paged__index_open(paged__index *index, const char *path, bool read_
         status = exec(index, "BEGIN IMMEDIATE", err);
         if (!status) status = exec(index, pins_schema, err);
         if (!status) status = exec(index, schema, err);
+        if (!status) status = exec(index, recent_schema, err);
         if (!status) status = exec(index, "COMMIT", err);
     }
-    if (!status && !is_new) status = see_pins(index, read_only, err);
+    if (!status && !is_new) status = see_newer(index, read_only, err);
+    if (!status && !is_new) status = check_rows(index, err);
     if (!status && !is_new && !read_only)
         exec(index, slots_schema, NULL); /* a full disk has no room for it */
     if (!status) status = prepare(index, err);
@@ -309,6 +277,8 @@ paged_status paged__index_open(paged__index *index, const char *path, bool read_
 void paged__index_close(paged__index *index) {
     for (int i = 0; i < N_STATEMENTS; i++) sqlite3_finalize(index->statements[i]);
     sqlite3_close(index->db);
+    drop_waiting(index);
+    paged__known_free(&index->known);
     *index = (paged__index){0};
 }
 
@@ -347,8 +317,9 @@ paged_status paged__index_shapes(paged__index *index, paged__shape_row **rows, i
     sqlite3_stmt *stmt = prepared(index, SHAPES);
     paged__shape_row *list = NULL;
     int32_t n = 0, n_room = 0;
-    paged_status status = PAGED_OK;
     int code;
+    paged_status status = put_waiting(index, err);
+    if (status) return status;
     while ((code = sqlite3_step(stmt)) == SQLITE_ROW) {
         if (n == n_room) {
             n_room = n_room ? 2 * n_room : 4;
@@ -404,14 +375,23 @@ static paged_status change_by_number(paged__index *index, statement which, int64
     return change(index, which, err);
 }
 
-static paged_status change_by_numbers(paged__index *index, statement which, int64_t first, int64_t second,
-                                      paged_error *err) {
-    sqlite3_bind_int64(prepared(index, which), 2, second);
-    return change_by_number(index, which, first, err);
+/* Of both tables: `which` is of `records`, and the next of `recent`. n: how many rows that were, or NULL. */
+static paged_status change_both(paged__index *index, statement which, int64_t first, int64_t second,
+                                int64_t *n, paged_error *err) {
+    int64_t n_rows = 0;
+    paged_status status = PAGED_OK;
+    for (int i = 0; i < 2 && !status; i++) {
+        sqlite3_stmt *stmt = prepared(index, which + (statement)i);
+        if (sqlite3_bind_parameter_count(stmt) > 1) sqlite3_bind_int64(stmt, 2, second);
+        status = change_by_number(index, which + (statement)i, first, err);
+        if (!status) n_rows += sqlite3_changes64(index->db);
+    }
+    if (n) *n = status ? 0 : n_rows;
+    return status;
 }
 
 paged_status paged__index_drop_shape(paged__index *index, int64_t id, paged_error *err) {
-    paged_status status = change_by_number(index, DROP_RECORDS, id, err);
+    paged_status status = change_both(index, DROP_RECORDS, id, 0, NULL, err);
     if (!status) status = change_by_number(index, DROP_PINS, id, err);
     return status ? status : change_by_number(index, DROP_SHAPE, id, err);
 }
@@ -432,17 +412,81 @@ static void read_entry(sqlite3_stmt *stmt, paged__entry *out) {
     out->n_tokens = sqlite3_column_int(stmt, 4);
     out->groups = (uint32_t)sqlite3_column_int64(stmt, 5);
     out->used_at = sqlite3_column_int64(stmt, 6);
+    out->row = (uint32_t)sqlite3_column_int64(stmt, 7);
 }
 
-paged_status paged__index_get(paged__index *index, int64_t shape, const paged_key *key, paged__entry *out,
-                              paged_error *err) {
-    sqlite3_stmt *stmt = prepared(index, GET);
+/* Stands in the table of keys for the tails behind a record. */
+static paged_key tails_of(const paged_key *parent) {
+    paged_key key = *parent;
+    for (size_t i = 0; i < sizeof key.bytes; i++) key.bytes[i] ^= 0xff;
+    return key;
+}
+
+/* Reads again which keys there are. */
+static paged_status read_known(paged__index *index, paged_error *err) {
+    int64_t n, used;
+    paged_status status = put_waiting(index, err);
+    if (!status) status = paged__index_counts(index, &n, &used, err);
+    if (status) return status;
+    index->next_row = 1;
+    index->recent_since = INT64_MAX;
+    if (!paged__known_make(&index->known, 2 * n)) /* each may be a tail */
+        return paged__fail(err, PAGED_ERR_NO_MEMORY, "%lld keys", (long long)n);
+    sqlite3_stmt *stmt = prepared(index, KEYS);
+    int code;
+    while ((code = sqlite3_step(stmt)) == SQLITE_ROW) {
+        paged_key key;
+        int64_t row = sqlite3_column_int64(stmt, 1);
+        read_key(stmt, 0, &key);
+        if (row == -1) {
+            key = tails_of(&key);
+            row = 0;
+        }
+        if (row < 0 || row > PAGED__ROW_MAX || !paged__known_add(&index->known, &key, (uint32_t)row)) {
+            status =
+                paged__fail(err, PAGED_ERR_CORRUPT, "%s: row %lld cannot be", index->path, (long long)row);
+            break;
+        }
+        if (row > 0) index->recent_since = PAGED_MIN(index->recent_since, sqlite3_column_int64(stmt, 2));
+        index->next_row = PAGED_MAX(index->next_row, row + 1);
+    }
+    const paged_status ended = end(index, stmt, code, status ? NULL : err);
+    if (!status) status = ended;
+    if (status) paged__known_free(&index->known);
+    return status;
+}
+
+static paged_status get_from(paged__index *index, statement which, int64_t shape, const paged_key *key,
+                             uint32_t row, paged__entry *out, paged_error *err) {
+    sqlite3_stmt *stmt = prepared(index, which);
     sqlite3_bind_int64(stmt, 1, shape);
     bind_key(stmt, 2, key);
+    if (row) sqlite3_bind_int64(stmt, 3, row);
     const int code = sqlite3_step(stmt);
     if (code == SQLITE_ROW) read_entry(stmt, out);
     const paged_status status = end(index, stmt, code, err);
     return status ? status : code == SQLITE_ROW ? PAGED_OK : PAGED_ERR_NOT_FOUND;
+}
+
+paged_status paged__index_get(paged__index *index, int64_t shape, const paged_key *key, paged__entry *out,
+                              paged_error *err) {
+    uint64_t n_seen = 0;
+    uint32_t row;
+    bool may_be = false;
+    paged_status status = index->known.n_room ? PAGED_OK : read_known(index, err);
+    if (status) return status;
+    const int64_t first_waiting = index->next_row - index->n_waiting;
+    while (paged__known_next(&index->known, key, &n_seen, &row)) {
+        may_be = true;
+        const paged__waiting *waiting = row >= first_waiting ? &index->waiting[row - first_waiting] : NULL;
+        if (waiting && waiting->shape == shape && paged__key_equal(&waiting->entry.key, key)) {
+            *out = waiting->entry;
+            return PAGED_OK;
+        }
+        status = row ? get_from(index, GET_RECENT, shape, key, row, out, err) : PAGED_ERR_NOT_FOUND;
+        if (status != PAGED_ERR_NOT_FOUND) return status;
+    }
+    return may_be ? get_from(index, GET, shape, key, 0, out, err) : PAGED_ERR_NOT_FOUND;
 }
 
 static uint8_t *big_endian(const int32_t *tokens, int32_t n_tokens) {
@@ -466,9 +510,16 @@ static int32_t common_tokens(sqlite3_stmt *stmt, int column, const uint8_t *byte
 paged_status paged__index_tail(paged__index *index, int64_t shape, const paged_key *parent,
                                const int32_t *tokens, int32_t n_tokens, paged__entry *out, int32_t *n_common,
                                paged_error *err) {
+    const paged_key tails = tails_of(parent);
+    uint64_t n_seen = 0;
+    uint32_t row;
+    paged_status status = index->known.n_room ? PAGED_OK : read_known(index, err);
+    if (status) return status;
+    if (!paged__known_next(&index->known, &tails, &n_seen, &row)) return PAGED_ERR_NOT_FOUND;
+    if (index->has_tails) status = put_waiting(index, err);
+    if (status) return status;
     uint8_t *bytes = big_endian(tokens, n_tokens);
     if (!bytes) return paged__fail(err, PAGED_ERR_NO_MEMORY, "%d tokens", n_tokens);
-    paged_status status = PAGED_OK;
     int32_t best = 0;
     for (int side = 0; side < 2 && !status; side++) {
         sqlite3_stmt *stmt = prepared(index, side ? TAIL_AFTER : TAIL_BEFORE);
@@ -476,7 +527,7 @@ paged_status paged__index_tail(paged__index *index, int64_t shape, const paged_k
         bind_key(stmt, 2, parent);
         sqlite3_bind_blob(stmt, 3, bytes, 4 * n_tokens, SQLITE_STATIC);
         const int code = sqlite3_step(stmt);
-        const int32_t n = code == SQLITE_ROW ? common_tokens(stmt, 7, bytes, n_tokens) : 0;
+        const int32_t n = code == SQLITE_ROW ? common_tokens(stmt, 8, bytes, n_tokens) : 0;
         if (n > best) {
             read_entry(stmt, out);
             best = n;
@@ -490,41 +541,89 @@ paged_status paged__index_tail(paged__index *index, int64_t shape, const paged_k
     return PAGED_OK;
 }
 
+static void bind_row(sqlite3_stmt *stmt, int64_t shape, const paged__entry *entry, int64_t used) {
+    bind_key(stmt, 1, &entry->key);
+    sqlite3_bind_int64(stmt, 2, entry->slot);
+    bind_key(stmt, 3, &entry->parent);
+    sqlite3_bind_int(stmt, 4, entry->first);
+    sqlite3_bind_int(stmt, 5, entry->n_tokens);
+    sqlite3_bind_int64(stmt, 6, entry->groups);
+    sqlite3_bind_int64(stmt, 7, entry->used_at);
+    sqlite3_bind_int64(stmt, 8, used);
+    sqlite3_bind_int64(stmt, 9, shape);
+}
+
+static void drop_waiting(paged__index *index) {
+    for (int32_t i = 0; i < index->n_waiting; i++) paged__free(index->waiting[i].tail);
+    index->n_waiting = 0;
+    index->has_tails = false;
+}
+
+/* All at once, since what SQLite needs has left the caches by the time of the next record. If it fails, they
+ * are lost with the transaction. They are, too, if that was lost before: a row that waits may be there in the
+ * place of one that was erased. */
+static paged_status put_waiting(paged__index *index, paged_error *err) {
+    if (paged__index_is_lost(index))
+        return paged__fail(err, PAGED_ERR_IO, "%s: SQLite has given up the transaction", index->path);
+    for (int32_t i = 0; i < index->n_waiting; i++) {
+        const paged__waiting *w = &index->waiting[i];
+        const statement which = w->tail ? PUT_TAIL : PUT_RECENT;
+        sqlite3_stmt *stmt = prepared(index, which);
+        bind_row(stmt, w->shape, &w->entry, w->used);
+        if (w->tail)
+            sqlite3_bind_blob(stmt, 10, w->tail, 4 * w->entry.n_tokens, SQLITE_STATIC);
+        else
+            sqlite3_bind_int64(stmt, 10, w->entry.row);
+        const paged_status status = change(index, which, err);
+        index->is_torn = status != PAGED_OK;
+        if (status) return status;
+    }
+    drop_waiting(index);
+    return PAGED_OK;
+}
+
 paged_status paged__index_put(paged__index *index, int64_t shape, const paged__entry *entry, int64_t used,
                               const int32_t *tokens, paged_error *err) {
+    paged_status status = index->known.n_room ? PAGED_OK : read_known(index, err);
+    if (!status && index->n_waiting == PAGED__WAITING_MAX) status = put_waiting(index, err);
+    if (status) return status;
     uint8_t *tail = tokens ? big_endian(tokens, entry->n_tokens) : NULL;
     if (tokens && !tail) return paged__fail(err, PAGED_ERR_NO_MEMORY, "%d tokens", entry->n_tokens);
-    sqlite3_stmt *stmt = prepared(index, PUT);
-    sqlite3_bind_int64(stmt, 1, shape);
-    bind_key(stmt, 2, &entry->key);
-    sqlite3_bind_int64(stmt, 3, entry->slot);
-    bind_key(stmt, 4, &entry->parent);
-    sqlite3_bind_int(stmt, 5, entry->first);
-    sqlite3_bind_int(stmt, 6, entry->n_tokens);
-    sqlite3_bind_int64(stmt, 7, entry->groups);
-    sqlite3_bind_int64(stmt, 8, used);
-    sqlite3_bind_int64(stmt, 9, entry->used_at);
-    if (tail) sqlite3_bind_blob(stmt, 10, tail, 4 * entry->n_tokens, SQLITE_STATIC);
-    const paged_status status = change(index, PUT, err);
-    paged__free(tail);
-    return status;
+    paged__waiting *w = &index->waiting[index->n_waiting++];
+    *w = (paged__waiting){.entry = *entry, .shape = shape, .used = used, .tail = tail};
+    w->entry.row = (uint32_t)index->next_row++;
+    index->has_tails = index->has_tails || tail;
+    index->recent_since = PAGED_MIN(index->recent_since, used);
+    const paged_key tails = tails_of(&entry->parent);
+    if (paged__known_add(&index->known, &entry->key, w->entry.row) &&
+        (!tail || paged__known_add(&index->known, &tails, 0)))
+        return PAGED_OK;
+    return read_known(index, err);
 }
 
-paged_status paged__index_touch(paged__index *index, int64_t shape, const paged_key *key, int64_t used,
+/* A statement of an entry's row, which has its other values. What was recent may have been merged. */
+static paged_status change_row(paged__index *index, statement which, statement of_recent, int64_t shape,
+                               const paged__entry *entry, const int64_t more[2], paged_error *err) {
+    for (int i = entry->row == 0; i < 2; i++) {
+        sqlite3_stmt *stmt = prepared(index, i ? which : of_recent);
+        sqlite3_bind_int64(stmt, 1, shape);
+        bind_key(stmt, 2, &entry->key);
+        if (i == 0) sqlite3_bind_int64(stmt, 3, entry->row);
+        for (int k = 0; more && k < 2; k++) sqlite3_bind_int64(stmt, 4 + k, more[k]);
+        const paged_status status = change(index, i ? which : of_recent, err);
+        if (status || sqlite3_changes(index->db)) return status;
+    }
+    return PAGED_OK;
+}
+
+paged_status paged__index_touch(paged__index *index, int64_t shape, const paged__entry *entry, int64_t used,
                                 int64_t used_at, paged_error *err) {
-    sqlite3_stmt *stmt = prepared(index, TOUCH);
-    sqlite3_bind_int64(stmt, 1, shape);
-    bind_key(stmt, 2, key);
-    sqlite3_bind_int64(stmt, 3, used);
-    sqlite3_bind_int64(stmt, 4, used_at);
-    return change(index, TOUCH, err);
+    return change_row(index, TOUCH, TOUCH_RECENT, shape, entry, (int64_t[]){used, used_at}, err);
 }
 
-paged_status paged__index_erase(paged__index *index, int64_t shape, const paged_key *key, paged_error *err) {
-    sqlite3_stmt *stmt = prepared(index, ERASE);
-    sqlite3_bind_int64(stmt, 1, shape);
-    bind_key(stmt, 2, key);
-    return change(index, ERASE, err);
+paged_status paged__index_erase(paged__index *index, int64_t shape, const paged__entry *entry,
+                                paged_error *err) {
+    return change_row(index, ERASE, ERASE_RECENT, shape, entry, NULL, err);
 }
 
 typedef struct aged {
@@ -532,9 +631,9 @@ typedef struct aged {
     paged_key key;
 } aged;
 
-/* Up to n of those that may go, the one that was not used for longest first. */
-static paged_status oldest(paged__index *index, int64_t shape, aged *out, int32_t n, int32_t *n_found,
-                           paged_error *err) {
+/* Up to n of `records` that may go, the one that was not used for longest first. */
+static paged_status oldest_merged(paged__index *index, int64_t shape, aged *out, int32_t n, int32_t *n_found,
+                                  paged_error *err) {
     sqlite3_stmt *stmt = prepared(index, OLDEST);
     int code = SQLITE_DONE;
     sqlite3_bind_int64(stmt, 1, shape);
@@ -544,6 +643,18 @@ static paged_status oldest(paged__index *index, int64_t shape, aged *out, int32_
         read_key(stmt, 2, &out[*n_found].key);
     }
     return end(index, stmt, code, err);
+}
+
+/* Up to n of all. Where one that is recent might be older, it is recent no more: the order of use is that of
+ * `records` alone. */
+static paged_status oldest(paged__index *index, int64_t shape, aged *out, int32_t n, int32_t *n_found,
+                           paged_error *err) {
+    paged_status status = index->known.n_room ? PAGED_OK : read_known(index, err);
+    if (!status) status = oldest_merged(index, shape, out, n, n_found, err);
+    if (status || (*n_found == n && out[n - 1].used < index->recent_since)) return status;
+    if (index->recent_since == INT64_MAX) return PAGED_OK; /* there are none */
+    status = merge(index, err);
+    return status ? status : oldest_merged(index, shape, out, n, n_found, err);
 }
 
 paged_status paged__index_oldest_use(paged__index *index, int64_t shape, int64_t *used, paged_error *err) {
@@ -562,7 +673,7 @@ paged_status paged__index_evict(paged__index *index, int64_t shape, int64_t *slo
     paged_status status = oldest(index, shape, found, n, &n_found, err);
     *n_evicted = 0;
     while (*n_evicted < n_found && !status) {
-        status = paged__index_erase(index, shape, &found[*n_evicted].key, err);
+        status = paged__index_erase(index, shape, &(paged__entry){.key = found[*n_evicted].key}, err);
         /* Its slot would be given away while it is still there. */
         if (!status && sqlite3_changes(index->db) != 1)
             status = paged__fail(err, PAGED_ERR_CORRUPT, "%s: the record in slot %lld has no key",
@@ -690,27 +801,22 @@ paged_status paged__index_last_pinned(paged__index *index, int64_t shape, int64_
     return end(index, stmt, code, err);
 }
 
-static paged_status count_changes(paged__index *index, paged_status status, int64_t *n) {
-    *n = status ? 0 : sqlite3_changes64(index->db);
-    return status;
-}
-
 paged_status paged__index_expire(paged__index *index, int64_t before, int64_t *n_erased, paged_error *err) {
-    return count_changes(index, change_by_number(index, EXPIRE, before, err), n_erased);
+    return change_both(index, EXPIRE, before, 0, n_erased, err);
 }
 
 paged_status paged__index_erase_unpinned(paged__index *index, int64_t shape, int64_t *n_erased,
                                          paged_error *err) {
-    return count_changes(index, change_by_number(index, ERASE_UNPINNED, shape, err), n_erased);
+    return change_both(index, ERASE_UNPINNED, shape, 0, n_erased, err);
 }
 
 paged_status paged__index_cut(paged__index *index, int64_t shape, int64_t slot, int64_t *n_erased,
                               paged_error *err) {
-    return count_changes(index, change_by_numbers(index, CUT, shape, slot, err), n_erased);
+    return change_both(index, CUT, shape, slot, n_erased, err);
 }
 
 paged_status paged__index_set_back(paged__index *index, int64_t now, paged_error *err) {
-    return change_by_number(index, SET_BACK, now, err);
+    return change_both(index, SET_BACK, now, 0, NULL, err);
 }
 
 paged_status paged__index_counts(paged__index *index, int64_t *n_records, int64_t *last_used,
@@ -739,6 +845,8 @@ paged_status paged__index_each(paged__index *index, int64_t shape,
     sqlite3_stmt *stmt = prepared(index, EACH);
     paged__entry entry;
     int code;
+    const paged_status status = put_waiting(index, err);
+    if (status) return status;
     sqlite3_bind_int64(stmt, 1, shape);
     while ((code = sqlite3_step(stmt)) == SQLITE_ROW) {
         read_entry(stmt, &entry);

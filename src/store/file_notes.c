@@ -10,10 +10,13 @@ static paged_status enter_notes(paged__file_store *s, paged_error *err) {
     return status;
 }
 
+/* One that was not there to be erased has changed nothing, and a rollback would forget which keys there
+ * are. */
 static paged_status commit_note(paged__file_store *s, paged_status status, paged_error *err) {
-    if (!status) status = paged__index_commit(&s->index, err);
-    if (status) paged__index_rollback(&s->index);
-    return status;
+    const bool is_kept = !status || status == PAGED_ERR_NOT_FOUND;
+    const paged_status ended = is_kept ? paged__index_commit(&s->index, status ? NULL : err) : status;
+    if (ended) paged__index_rollback(&s->index);
+    return status ? status : ended;
 }
 
 static paged_status note_put(void *self, const char *name, const void *data, size_t size_bytes, int64_t until,

@@ -143,6 +143,7 @@ paged_status paged__file_store_enter(paged__file_store *s, paged_error *err) {
 }
 
 paged_status paged__file_store_leave(paged__file_store *s, paged_status status) {
+    if (paged__index_is_lost(&s->index)) lose_batch(s);
     pthread_mutex_unlock(&s->lock);
     return status;
 }
@@ -153,7 +154,7 @@ static bool is_expired(paged__file_store *s, const paged__entry *entry) {
 }
 
 static paged_status erase(paged__file_store *s, const paged__entry *entry, paged_error *err) {
-    paged_status status = after_change(s, paged__index_erase(&s->index, s->shape_id, &entry->key, err));
+    paged_status status = after_change(s, paged__index_erase(&s->index, s->shape_id, entry, err));
     if (status) return status;
     paged__slots_mark(&s->slots, entry->slot, PAGED__SLOT_GOING);
     s->n_going++;
@@ -174,8 +175,11 @@ static paged_status drain(paged__file_store *s, paged_error *err) {
     const int32_t n = s->slots.stage.n;
     const int error = n ? paged__slots_drain(&s->slots) : 0;
     for (int32_t i = 0; i < n && error; i++) {
-        const paged__entry lost = {.key = s->slots.stage.of[i].key, .slot = s->slots.stage.of[i].slot};
-        if (erase(s, &lost, NULL)) break; /* the whole batch is lost */
+        paged__entry lost;
+        const paged_status found =
+            paged__index_get(&s->index, s->shape_id, &s->slots.stage.of[i].key, &lost, NULL);
+        if (found == PAGED_ERR_NOT_FOUND) continue;
+        if (after_change(s, found) || erase(s, &lost, NULL)) break; /* the whole batch is lost */
         count(s, &s->stats.n_writes, -1);
     }
     return error ? write_fail(s, error, err) : PAGED_OK;
@@ -184,8 +188,7 @@ static paged_status drain(paged__file_store *s, paged_error *err) {
 static void touch(paged__file_store *s, const paged__entry *entry) {
     if (s->config.read_only) return;
     if (s->n_touched == 0) s->touched_at = now_s();
-    if (after_change(s, paged__index_touch(&s->index, s->shape_id, &entry->key, ++s->used, now_s(), NULL)))
-        return;
+    if (after_change(s, paged__index_touch(&s->index, s->shape_id, entry, ++s->used, now_s(), NULL))) return;
     if (++s->n_touched >= BATCH_TOUCHES) paged__file_store_commit(s, NULL);
 }
 
@@ -382,6 +385,7 @@ static void close_one(void *self) {
     pthread_mutex_lock(&s->lock);
     const bool is_last = --s->n_users == 0;
     if (!s->stale) paged__file_store_commit(s, NULL);
+    if (is_last && !s->stale && !s->config.read_only) paged__index_merge(&s->index);
     /* What was allocated in advance goes back. */
     if (is_last && !s->stale && !s->config.read_only && s->slots.fd >= 0)
         paged__system()->truncate(s->slots.fd, paged__slots_used(&s->slots) * s->slots.slot_bytes);
@@ -642,6 +646,7 @@ static paged_status tail(void *self, const paged_key *parent, const int32_t *tok
     if (!status) {
         n_tokens = PAGED_MIN(n_tokens, s->shape.is.block_size);
         status = paged__index_tail(&s->index, s->shape_id, parent, tokens, n_tokens, &entry, &n, NULL);
+        if (status && status != PAGED_ERR_NOT_FOUND) is_up(s, false);
     }
     if (!status && is_expired(s, &entry)) status = PAGED_ERR_NOT_FOUND;
     if (!status) {
@@ -674,7 +679,7 @@ static paged_status evict_shape(paged__file_store *s, bool *went, paged_error *e
     *went = false;
     if (s->other_bytes == 0) return PAGED_OK; /* to look at all rows of a full store takes milliseconds */
     paged_status status = paged__index_shapes(&s->index, &rows, &n_rows, err);
-    if (!status) status = paged__index_oldest_use(&s->index, s->shape_id, &own, err);
+    if (!status) status = after_change(s, paged__index_oldest_use(&s->index, s->shape_id, &own, err));
     if (status == PAGED_ERR_NOT_FOUND) status = PAGED_OK;
     for (int32_t i = 0; i < n_rows && !status && !*went; i++) {
         const bool may_go = !rows[i].has_pins || rows[i].n_records > rows[i].n_pinned;

@@ -267,7 +267,8 @@ static void set_up(void) {
 
 /* ---- the scenario ---- */
 
-/* A record that first has one group of two, and then both: the second takes the place of the first. */
+/* A record that first has one group of two, and then both: the second takes the place of the first. What is
+ * asked before that is committed may take the transaction with it. */
 enum { GROWING = 2000 };
 
 static void put_growing(paged_store *store) {
@@ -277,6 +278,8 @@ static void put_growing(paged_store *store) {
     store->write(store->self, &r.is, NULL);
     store->flush(store->self, NULL);
     put_number(store, GROWING, NULL);
+    const paged_key other = world_key(8);
+    store->find(store->self, &other, 1);
     put_number(store, GROWING + 1, NULL);
 }
 
@@ -495,6 +498,87 @@ static void no_memory(void) {
         if (none) break;
     }
     CHECK(n > 100);
+    without_seam();
+}
+
+/* ---- a question that fails ---- */
+
+enum question { FIND, TAIL, PINS, NOTE, N_QUESTIONS };
+static bool next_name(void *user, const char *name) {
+    (void)user, (void)name;
+    return true;
+}
+
+static void ask_one(enum question which, paged_store *store, paged_notes *notes) {
+    paged_key key = world_key(3);
+    int32_t n_common;
+    void *data = NULL;
+    size_t n_bytes;
+    if (which == FIND) store->find(store->self, &key, 1);
+    if (which == TAIL) store->tail(store->self, &(paged_key){{1}}, &(int32_t){1}, 1, &key, &n_common);
+    if (which == PINS) store->pins(store->self, next_name, NULL, NULL);
+    if (which == NOTE && !notes->get(notes->self, "turns", SIZE_MAX, &data, &n_bytes, NULL)) free(data);
+}
+
+/* While a record takes the place of another, SQLite has no memory for the n-th thing that an answer takes. It
+ * gives the transaction up, so that the record before is there again; the one that waits is lost with it.
+ * Whether the transaction was lost is `is_lost`; true: n were not needed. */
+static bool ask_without_memory(enum question which, int64_t n, bool *is_lost) {
+    paged_store store;
+    paged_notes notes;
+    world_record r;
+    const paged_file_store_config config = world_config(world_dir, 50);
+    new_dir();
+    CHECK_EQ(paged_file_store_create(&config, &store, &notes, NULL), PAGED_OK);
+    CHECK_EQ(store.open(store.self, &world_shape, NULL), PAGED_OK);
+    CHECK_EQ(notes.put(notes.self, "turns", "hello", 5, 0, NULL), PAGED_OK);
+    for (int i = 0; i < 10; i++) CHECK_EQ(put_number(&store, i, NULL), PAGED_OK);
+    world_fill(&r, 30);
+    r.is.parent = (paged_key){{1}};
+    r.is.n_tokens = 5;
+    CHECK_EQ(store.write(store.self, &r.is, NULL), PAGED_OK);
+    world_fill(&r, GROWING);
+    r.is.groups = 1;
+    CHECK_EQ(store.write(store.self, &r.is, NULL), PAGED_OK);
+    CHECK_EQ(store.flush(store.self, NULL), PAGED_OK);
+    CHECK_EQ(put_number(&store, GROWING, NULL), PAGED_OK);
+    fault_kind = FAIL_EIO;
+    fault_at = n;
+    n_calls = 0;
+    ask_one(which, &store, &notes);
+    fault_kind = NO_FAULT;
+    const bool none = n_calls < n;
+    *is_lost = ((paged__file_store *)store.self)->n_lost > 0;
+    CHECK_EQ(store.flush(store.self, NULL), PAGED_OK);
+    for (int i = 10; i < 20; i++) CHECK_EQ(put_number(&store, i, NULL), PAGED_OK);
+    CHECK_EQ(store.flush(store.self, NULL), PAGED_OK);
+    CHECK_EQ(count_found(&store, 20), 20);
+    store.close(store.self);
+    notes.close(notes.self);
+    CHECK_EQ(paged_file_store_create(&config, &store, NULL, NULL), PAGED_OK);
+    CHECK_EQ(store.open(store.self, &world_shape, NULL), PAGED_OK);
+    CHECK_EQ(count_found(&store, 20), 20);
+    world_blank(&r, GROWING);
+    CHECK_EQ(store.read(store.self, &r.is, 1), PAGED_OK);
+    CHECK_EQ(r.is.groups, *is_lost ? 1 : 3);
+    CHECK_EQ(stats_of(&store).n_records, 22);
+    CHECK_EQ(stats_of(&store).n_damaged, 0);
+    store.close(store.self);
+    return none;
+}
+
+static void a_question_that_loses_the_batch(void) {
+    with_seam();
+    paged__system_set(NULL);
+    sqlite3_vfs_register(real_vfs, 1);
+    is_memory = true;
+    for (int which = 0; which < N_QUESTIONS; which++) {
+        int32_t n_lost = 0;
+        bool is_lost;
+        for (int64_t n = 1; !ask_without_memory((enum question)which, n, &is_lost); n++) n_lost += is_lost;
+        CHECK(!is_lost && n_lost > 0);
+    }
+    sqlite3_vfs_register(sqlite3_vfs_find("shim"), 1);
     without_seam();
 }
 
@@ -781,6 +865,15 @@ static void truncate_to(const char *name, int64_t size) {
     CHECK(truncate(path, size) == 0);
 }
 
+static void compact_index(void) {
+    char path[256];
+    sqlite3 *db;
+    path_of(path, "index.sqlite");
+    CHECK_EQ(sqlite3_open_v2(path, &db, SQLITE_OPEN_READWRITE, real_vfs->zName), SQLITE_OK);
+    CHECK_EQ(sqlite3_exec(db, "VACUUM", NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
+}
+
 static void cut_and_swapped_files(void) {
     static const int percents[] = {0, 10, 50, 99};
     char a[256], b[256];
@@ -789,6 +882,7 @@ static void cut_and_swapped_files(void) {
         truncate_to("data-1", size_of("data-1") * percents[i] / 100);
         consistent(world_dir, "cut data", percents[i], N_SLOTS);
         full_dir();
+        compact_index(); /* no page of it can be missed */
         truncate_to("index.sqlite", size_of("index.sqlite") * percents[i] / 100);
         consistent(world_dir, "cut index", percents[i], 1);
         CHECK(i == 0 || size_of("index.sqlite.damaged") > 0);
@@ -847,6 +941,7 @@ static void swapped_slots(void) {
     X(errors_for_ever)                                                                                       \
     X(interruptions_are_no_failures)                                                                         \
     X(no_memory)                                                                                             \
+    X(a_question_that_loses_the_batch)                                                                       \
     X(a_failed_sync_loses_its_batch)                                                                         \
     X(a_failed_write_loses_what_it_wrote)                                                                    \
     X(a_batch_that_is_lost_by_reading_ahead)                                                                 \
