@@ -10,7 +10,7 @@
  *                 one); "cached": tokens that were not computed
  *     slow ID P N the same work (prompts of P tokens, then N tokens of several requests) by an engine without
  *                 a store ("plain") and by one that writes all its blocks ("writing"): of each step its
- *                 tokens, seconds, CPU seconds and the blocks that were written meanwhile; the blocks that the
+ *                 tokens, seconds, CPU seconds and blocks that were written meanwhile; the blocks that the
  *                 work fills ("made"), and those that were lost in the round ("lost")
  *     write MIB   writes so much, in records of the model's size, into a new store, until it is durable
  *     read        reads it all, once the system has forgotten it, as an engine does: prompt by prompt, each
