@@ -18,6 +18,7 @@ import json
 import os
 import pathlib
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -144,8 +145,8 @@ def parts_of(*sides):
 
 
 def slowdown(side, n_rounds, progress, loaded):
-    """n_rounds turns, each put together of parts that were clean on both sides, one for each place in a turn; they may come from
-    several turns. What was written is the store's word for it: a turn's blocks in a turn's time, over all turns and over those that
+    """n_rounds turns, each put together of parts that were clean on both sides, one or some for each place in a turn; they come
+    from any turns. What was written is the store's word for it: a turn's blocks in a turn's time, over all turns and over those that
     were put together, so that nothing is put off until nobody measures, and no part is left out because the store wrote in it."""
     places, cpu, made, written, tried = [], [], 0, 0, 0
     work = " ".join(map(str, SLOW))
@@ -164,9 +165,12 @@ def slowdown(side, n_rounds, progress, loaded):
         made += answer["made"]
         written += sum(w[3] for _, w in parts)
         cpu.append(sum(w[2] for _, w in parts) / sum(p[2] for p, _ in parts) - 1)
-    turns = list(zip(*places))
-    shares = [sum(w[1] for _, w in turn) / sum(p[1] for p, _ in turn) - 1 for turn in turns]
-    counted = sum(w[3] for turn in turns for _, w in turn)
+    # Of a place that was clean more often than others a turn takes the mean of some.
+    n = min(map(len, places))
+    turns = [[place[i * len(place) // n:(i + 1) * len(place) // n] for place in places] for i in range(n)]
+    seconds = [[sum(statistics.mean(both[side][1] for both in some) for some in turn) for side in (0, 1)] for turn in turns]
+    shares = [writing / plain - 1 for plain, writing in seconds]
+    counted = sum(statistics.mean(both[1][3] for both in some) for turn in turns for some in turn)
     for blocks, due in (written, made), (counted, made / tried * len(turns)):
         if blocks < 0.98 * due:
             raise SystemExit(f"bench: {blocks} of {due:.0f} blocks were written in the time that was measured")
