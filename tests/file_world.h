@@ -54,6 +54,24 @@ __attribute__((unused)) static int64_t dir_bytes(const char *path) {
     return tree_bytes;
 }
 
+static inline void path_of(char out[256], const char *name) {
+    snprintf(out, 256, "%s/%s", world_dir, name);
+}
+
+static inline int64_t size_of(const char *name) {
+    char path[256];
+    struct stat info;
+    path_of(path, name);
+    return stat(path, &info) == 0 ? (int64_t)info.st_size : -1;
+}
+
+static inline bool exists(const char *name) {
+    char path[256];
+    struct stat info;
+    path_of(path, name);
+    return lstat(path, &info) == 0;
+}
+
 /* ---- records ---- */
 
 typedef struct world_record {

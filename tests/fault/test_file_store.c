@@ -793,17 +793,6 @@ static void full_dir(void) {
     scenario();
 }
 
-static void path_of(char out[256], const char *name) {
-    snprintf(out, 256, "%s/%s", world_dir, name);
-}
-
-static int64_t size_of(const char *name) {
-    char path[256];
-    struct stat info;
-    path_of(path, name);
-    return stat(path, &info) == 0 ? (int64_t)info.st_size : -1;
-}
-
 static void flip_bit(const char *name, int64_t bit) {
     char path[256];
     uint8_t byte;

@@ -6,61 +6,8 @@
  */
 #include <sqlite3.h>
 
-#include "file_world.h"
+#include "file_pair.h"
 #include "store/file.h"
-
-static paged_store store;
-static paged_notes notes;
-
-static void open_with(const paged_file_store_config *config) {
-    paged_error err = {0};
-    if (paged_file_store_create(config, &store, &notes, &err))
-        test_fail(__FILE__, __LINE__, "%s", err.message);
-    if (store.open(store.self, &world_shape, &err)) test_fail(__FILE__, __LINE__, "%s", err.message);
-}
-
-static void open_slots(int64_t n_slots) {
-    const paged_file_store_config config = world_config(world_dir, n_slots);
-    open_with(&config);
-}
-
-static void close_both(void) {
-    store.close(store.self);
-    notes.close(notes.self);
-}
-
-static void put(int64_t number) {
-    paged_error err = {0};
-    if (put_number(&store, number, &err))
-        test_fail(__FILE__, __LINE__, "%lld: %s", (long long)number, err.message);
-}
-
-static void path_of(char out[256], const char *name) {
-    snprintf(out, 256, "%s/%s", world_dir, name);
-}
-
-static int64_t size_of(const char *name) {
-    char path[256];
-    struct stat info;
-    path_of(path, name);
-    return stat(path, &info) == 0 ? (int64_t)info.st_size : -1;
-}
-
-static bool exists(const char *name) {
-    char path[256];
-    struct stat info;
-    path_of(path, name);
-    return lstat(path, &info) == 0;
-}
-
-static void sql(const char *text) {
-    char path[256];
-    sqlite3 *db;
-    path_of(path, "index.sqlite");
-    CHECK_EQ(sqlite3_open(path, &db), SQLITE_OK);
-    CHECK_EQ(sqlite3_exec(db, text, NULL, NULL, NULL), SQLITE_OK);
-    sqlite3_close(db);
-}
 
 static int64_t ask(const char *text) {
     char path[256];
