@@ -11,7 +11,8 @@
  *     slow ID P N the same work (prompts of P tokens, then N tokens of several requests) by an engine without
  *                 a store ("plain") and by one that writes all its blocks ("writing"): of each step its
  *                 tokens, seconds, CPU seconds and blocks that were written meanwhile; the blocks that the
- *                 work fills ("made"), and those that were lost in the round ("lost")
+ *                 work fills ("made"), those that were lost in the round ("lost"), and how often the
+ *                 store failed in it ("failed")
  *     write MIB   writes so much, in records of the model's size, into a new store, until it is durable
  *     read        reads it all, once the system has forgotten it, as an engine does: prompt by prompt, each
  *                 looked for and announced first
@@ -233,11 +234,17 @@ static void settle(paged_engine *engine) {
     } while (stats.n_store_queued);
 }
 
-/* Blocks that were not written, and what else went wrong in stores. */
+/* Blocks that found no place to wait in to be written. */
 static int64_t n_lost(paged_engine *engine) {
     paged_engine_stats stats;
     paged_engine_get_stats(engine, &stats);
-    return (int64_t)(stats.n_store_dropped + stats.n_store_failures);
+    return (int64_t)stats.n_store_dropped;
+}
+
+static int64_t n_failed(paged_engine *engine) {
+    paged_engine_stats stats;
+    paged_engine_get_stats(engine, &stats);
+    return (int64_t)stats.n_store_failures;
 }
 
 static void print_steps(const char *name, const steps *s, const char *end) {
@@ -267,7 +274,7 @@ static bool slow(bench *b, int32_t id, task what) {
     for (int i = 0; i < 2; i++)
         if (!engines[i]) engines[i] = new_engine(b, i ? dir : NULL, NULL, 2 * WORK_MAX);
     if (!engines[0] || !engines[1]) return false;
-    const int64_t lost_before = n_lost(engines[1]);
+    const int64_t lost_before = n_lost(engines[1]), failed_before = n_failed(engines[1]);
     for (int i = 0; i < 2; i++) {
         const int which = (i + id) % 2;
         for (int32_t k = 0; k < 2; k++)
@@ -275,7 +282,8 @@ static bool slow(bench *b, int32_t id, task what) {
         if (which == 1) settle(engines[1]);
     }
     const int32_t n_made = N_REQUESTS * ((what.n_prompt + what.n_decode - 1 + BLOCK_SIZE - 1) / BLOCK_SIZE);
-    printf("{\"made\": %d, \"lost\": %lld, ", n_made, (long long)(n_lost(engines[1]) - lost_before));
+    printf("{\"made\": %d, \"lost\": %lld, \"failed\": %lld, ", n_made,
+           (long long)(n_lost(engines[1]) - lost_before), (long long)(n_failed(engines[1]) - failed_before));
     print_steps("plain", &of[0], ", ");
     print_steps("writing", &of[1], "}\n");
     return true;

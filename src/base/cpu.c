@@ -32,14 +32,21 @@ static const struct {
 #include <sys/syscall.h>
 
 /* Linux gives tile registers to a process that asks for them (since 5.16). The numbers are those of its
- * interface; the headers of gcc 12 and of older systems lack some. Vectors of f16 (AVX512-FP16) come with
- * tiles in every processor so far; our kernels use both. */
+ * interface; the headers of gcc 12 and of older systems lack some. Vectors of f16 (AVX512-FP16) and
+ * moves of bytes (AVX512-VBMI) come with tiles in every processor so far; our kernels use them. */
 static bool amx_permitted(void) {
-    enum { LEAF = 7, BF16_BIT = 1 << 22, F16_BIT = 1 << 23, TILE_BIT = 1 << 24, INT8_BIT = 1 << 25 };
+    enum {
+        LEAF = 7,
+        VBMI_BIT = 1 << 1,
+        BF16_BIT = 1 << 22,
+        F16_BIT = 1 << 23,
+        TILE_BIT = 1 << 24,
+        INT8_BIT = 1 << 25
+    };
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
     const unsigned all = BF16_BIT | F16_BIT | TILE_BIT | INT8_BIT;
     unsigned eax, ebx, ecx, edx;
-    return __get_cpuid_count(LEAF, 0, &eax, &ebx, &ecx, &edx) && (edx & all) == all &&
+    return __get_cpuid_count(LEAF, 0, &eax, &ebx, &ecx, &edx) && (edx & all) == all && (ecx & VBMI_BIT) &&
            syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 

@@ -96,7 +96,7 @@ static void set_fingerprint(paged_engine *e) {
 
 enum {
     FORMAT = 1,  /* of keys and of the bytes of a block */
-    NUMERICS = 2 /* of our kernels: one more whenever keys or values get other bits */
+    NUMERICS = 3 /* of our kernels: one more whenever keys or values get other bits */
 };
 
 size_t paged__fingerprint(const paged_engine *e, paged_type kv_type, char text[PAGED__FINGERPRINT_MAX]) {

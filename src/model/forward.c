@@ -168,7 +168,7 @@ static void look_ahead(paged__lane *t) {
     int32_t n = 0;
     for (; n < t->n_next && t->next[n].w->is_packed; n++) w[n] = &t->next[n].w->matrix;
     t->n_next = 0;
-    t->place.ahead = t->place.ahead_end = paged__linear_begin(w, n, t->ith, t->nth, &n_bytes);
+    t->place.ahead = t->place.ahead_end = paged__linear_begin(w, n, t->n_rows, t->ith, t->nth, &n_bytes);
     if (n_bytes > 0) t->place.ahead_end += PAGED_MIN(n_bytes, (size_t)PAGED__AHEAD_BYTES);
 }
 

@@ -22,8 +22,8 @@
  * What a layer may have or not (biases, norms of heads, norms after a half) a word takes from the layer.
  *
  * Shares are rows of x for all that looks at a row as a whole (norms, RoPE, the cache), so that its sums are
- * one thread's; row tiles of the weights for products, so that every weight is read once and threads finish
- * together whatever the shape.
+ * one thread's. For products they are row tiles of the weights, so that every weight is read once and threads
+ * finish together whatever the shape; of many rows they are rows again, so that a thread finds its own near.
  */
 #ifndef PAGED_MODEL_FORWARD_H
 #define PAGED_MODEL_FORWARD_H

@@ -1,8 +1,9 @@
 /* linear.c: who computes which part of a linear layer. See linear.h.
  *
- * Threads divide the tiles of a job's matrices by bytes. A thread goes through its tiles a few at a time and
- * through the tokens in chunks: the kernel gives the sums of a chunk (on the stack, in L2), and the epilogue
- * puts them where they belong. A weight is read from memory once for up to chunk_tokens() tokens.
+ * Threads divide the tiles of a job's matrices by bytes, of many tokens the tokens. A thread goes through its
+ * tiles a few at a time and through its tokens in chunks: the kernel gives the sums of a chunk (on the stack,
+ * in L2), and the epilogue puts them where they belong; or the kernel does both (`layer`). A weight is read
+ * from memory once for up to chunk_tokens() tokens (by each who has other tokens).
  */
 #include "ops/linear_kernels.h"
 
@@ -74,38 +75,48 @@ void paged__turn(float *x, const paged__turns *turns, int32_t n_heads, int32_t h
     kernels()->turn(x, turns, n_heads, head_dim);
 }
 
+/* Tokens [begin, end): whole groups. */
+typedef struct tokens {
+    int32_t begin, end;
+} tokens;
+
 /* Tokens of a chunk: whole groups, and chunks of about the same size. */
-static int32_t chunk_tokens(const paged__act *x, int32_t n_tiles, int32_t n_sums) {
-    const int32_t most = n_sums / (n_tiles * PAGED__ROW_TILE) / x->group * x->group;
-    const int32_t n_chunks = (x->n_tokens + most - 1) / most;
-    return paged__round_up((x->n_tokens + n_chunks - 1) / n_chunks, x->group);
+static int32_t chunk_tokens(const paged__act *x, tokens all, int32_t n_tiles, int32_t n_sums) {
+    const int32_t n_groups = PAGED_MAX(n_sums / (n_tiles * PAGED__ROW_TILE) / x->group, 2), /* `layer` */
+        n = all.end - all.begin, most = n_groups * x->group, n_chunks = (n + most - 1) / most;
+    return paged__round_up((n + n_chunks - 1) / n_chunks, x->group);
 }
 
-/* Some tiles of matrix i (GLU: of gate and up), all tokens; y_first: where its part of a row of y begins.
+/* Some tiles of matrix i (GLU: of gate and up), some tokens; y_first: where its part of a row of y begins.
  * sums[2][n_sums]: room. */
 static void run_tiles(const paged__linear_kernels_table *k, const paged__linear_job *job, int32_t i,
-                      int32_t y_first, int32_t tile, int32_t n_tiles, float *sums, int32_t n_sums) {
+                      int32_t y_first, tokens all, int32_t tile, int32_t n_tiles, float *sums,
+                      int32_t n_sums) {
     const bool glu = job->epilogue >= PAGED__SWIGLU, add = job->epilogue == PAGED__ADD;
-    const int32_t row = tile * PAGED__ROW_TILE, n_tokens = job->x->n_tokens,
-                  stride = n_tiles * PAGED__ROW_TILE, chunk = chunk_tokens(job->x, n_tiles, n_sums);
+    const int32_t row = tile * PAGED__ROW_TILE, stride = n_tiles * PAGED__ROW_TILE,
+                  chunk = chunk_tokens(job->x, all, n_tiles, n_sums);
     PAGED_ASSERT(n_tiles % 2 == 0 || !paged__is_quantised(job->w[i]->type));
     paged__outcome out = {.sums = sums,
                           .stride = stride,
                           .bias = job->bias[i] ? job->bias[i] + row : NULL,
                           .bias_other = glu && job->bias[1] ? job->bias[1] + row : NULL,
-                          .other = glu ? sums + n_sums : NULL,
+                          .other = glu && sums ? sums + n_sums : NULL,
                           .other_stride = add ? job->residual_stride : stride,
                           .y_stride = job->y_stride,
                           .act = job->act,
                           .act_col = row,
                           .n_rows = PAGED_MIN(stride, job->w[i]->n_rows - row),
                           .epilogue = job->epilogue};
-    for (int32_t first = 0; first < n_tokens; first += chunk) {
+    for (int32_t first = all.begin; first < all.end; first += chunk) {
         const int64_t at = y_first + row;
-        out.n_tokens = PAGED_MIN(chunk, n_tokens - first);
+        out.n_tokens = PAGED_MIN(chunk, all.end - first);
         out.act_token = first;
         if (!job->act) out.y = job->y + first * job->y_stride + at;
         if (add) out.other = job->residual + first * job->residual_stride + at;
+        if (k->layer) {
+            k->layer(&out, job->w[i], glu ? job->w[1] : NULL, tile, n_tiles, job->x, first, sums);
+            continue;
+        }
         k->sums(sums, job->w[i], tile, n_tiles, job->x, first, out.n_tokens);
         if (glu) k->sums(sums + n_sums, job->w[1], tile, n_tiles, job->x, first, out.n_tokens);
         k->finish(&out);
@@ -113,21 +124,24 @@ static void run_tiles(const paged__linear_kernels_table *k, const paged__linear_
 }
 
 static void run_narrow(const paged__linear_kernels_table *k, const paged__linear_job *job, int32_t i,
-                       int32_t y_first, int32_t begin, int32_t end) {
+                       int32_t y_first, tokens all, int32_t begin, int32_t end) {
     _Alignas(64) float sums[2 * PAGED__SUMS_MAX];
     const int32_t at_once = paged__tiles_at_once(job->w[i]->type);
     for (int32_t t = begin; t < end; t += at_once)
-        run_tiles(k, job, i, y_first, t, PAGED_MIN(at_once, end - t), sums, PAGED__SUMS_MAX);
+        run_tiles(k, job, i, y_first, all, t, PAGED_MIN(at_once, end - t), sums, PAGED__SUMS_MAX);
 }
 
-/* More tiles at once, whose sums would be large for a stack. */
+/* By `layer`: more tiles at once, whose sums would be large for a stack. Two groups of tokens need no room,
+ * and without it there are no more at once. */
 static void run_wide(const paged__linear_kernels_table *k, const paged__linear_job *job, int32_t i,
-                     int32_t y_first, int32_t begin, int32_t end) {
+                     int32_t y_first, tokens all, int32_t begin, int32_t end) {
     _Static_assert(2 * PAGED__WIDE_SUMS_MAX * sizeof(float) == PAGED__ROOM_BYTES,
                    "two matrices of a gated unit");
-    for (int32_t t = begin; t < end; t += PAGED__WIDE_TILES)
-        run_tiles(k, job, i, y_first, t, PAGED_MIN(PAGED__WIDE_TILES, end - t), job->room,
-                  PAGED__WIDE_SUMS_MAX);
+    const bool many = job->room && all.end - all.begin > 2 * job->x->group;
+    const int32_t at_once = many ? PAGED__WIDE_TILES : end - begin;
+    for (int32_t t = begin; t < end; t += at_once)
+        run_tiles(k, job, i, y_first, all, t, PAGED_MIN(at_once, end - t), job->room,
+                  many ? PAGED__WIDE_SUMS_MAX : 0);
 }
 
 /* The first tile that begins at or behind byte `cut` of a stack of tiles, in steps of `at_once`. */
@@ -161,10 +175,30 @@ static part part_of(const paged__matrix *const *w, int32_t n, const paged__matri
     return p;
 }
 
-const uint8_t *paged__linear_begin(const paged__matrix *const *w, int32_t n_w, int32_t ith, int32_t nth,
-                                   size_t *n_bytes) {
+/* Of many tokens threads divide the tokens: what a thread makes of its rows it reads itself afterwards (a
+ * model divides its rows alike), so that they stay in its cache. Into how many parts: of MANY_TOKENS or
+ * more, but for whole groups, and each with as many threads, which then divide the tiles. */
+static int32_t n_token_parts(int32_t n_tokens, int32_t nth) {
+    enum { MANY_TOKENS = 128 };
+    int32_t n = PAGED_MAX(1, PAGED_MIN(nth, n_tokens / MANY_TOKENS));
+    while (nth % n != 0) n--;
+    return n;
+}
+
+/* Those of thread *ith of *nth, which then say who it is among those who have the same. */
+static tokens tokens_of(const paged__act *x, int32_t *ith, int32_t *nth) {
+    const int32_t n_groups = (x->n_tokens + x->group - 1) / x->group;
+    const int32_t n = n_token_parts(x->n_tokens, *nth), alike = *nth / n, i = *ith / alike;
+    *ith %= alike;
+    *nth = alike;
+    return (tokens){(int32_t)((int64_t)n_groups * i / n) * x->group,
+                    PAGED_MIN((int32_t)((int64_t)n_groups * (i + 1) / n) * x->group, x->n_tokens)};
+}
+
+const uint8_t *paged__linear_begin(const paged__matrix *const *w, int32_t n_w, int32_t n_tokens, int32_t ith,
+                                   int32_t nth, size_t *n_bytes) {
     const part p = part_of(w, n_w, NULL, ith, nth);
-    for (int32_t i = 0; i < n_w; i++) {
+    for (int32_t i = 0; i < n_w && n_token_parts(n_tokens, nth) == 1; i++) {
         if (p.begin[i] >= p.end[i]) continue;
         *n_bytes = (size_t)(p.end[i] - p.begin[i]) * w[i]->tile_bytes;
         return paged__tile_at(w[i], p.begin[i]);
@@ -188,11 +222,9 @@ void paged__linear_run(const paged__linear_job *job, int32_t ith, int32_t nth) {
                      (!glu || job->w[i]->n_rows == job->w[0]->n_rows));
     PAGED_ASSERT(!job->act || (glu && paged__linear_into_act(job->w[0]) && job->act->kind == job->x->kind));
     if (job->x->n_tokens <= 0) return;
+    const tokens all = tokens_of(job->x, &ith, &nth);
     const part p = part_of(job->w, n, glu ? job->w[1] : NULL, ith, nth);
-    for (int32_t i = 0, y_first = 0; i < n; y_first += job->w[i++]->n_rows) {
-        const paged__matrix *w = job->w[i];
-        const bool wide = k->wide_tiles && job->room && paged__is_quantised(w->type) &&
-                          job->x->n_tokens > 2 * job->x->group;
-        (wide ? run_wide : run_narrow)(k, job, i, y_first, p.begin[i], p.end[i]);
-    }
+    for (int32_t i = 0, y_first = 0; i < n; y_first += job->w[i++]->n_rows)
+        if (p.begin[i] < p.end[i])
+            (k->layer ? run_wide : run_narrow)(k, job, i, y_first, all, p.begin[i], p.end[i]);
 }

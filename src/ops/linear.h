@@ -2,7 +2,7 @@
  *
  *   pack      rows of a GGUF tensor -> tiles of 16 rows, once at load; the original may then be dropped
  *   quantise  activations of a step -> the form the kernels want, once per input and shared by its matrices
- *   run       some row tiles of a matrix (or of a stack of matrices with one input) for all tokens
+ *   run       some row tiles of a matrix (or of a stack of matrices with one input), or some tokens
  *   norm, turn   of rows between products
  *
  * Quantised weights are seen in one way: w = d * u + m with u an unsigned integer, d and m one pair per 32
@@ -130,13 +130,14 @@ void paged__act_set(const paged__act *act, int32_t token, const float *x, const 
  * same as paged__act_set() makes of them. */
 bool paged__linear_into_act(const paged__matrix *w);
 
-/* The part of thread ith of nth: row tiles, so that bytes of weights are equal. Cannot fail. */
+/* The part of thread ith of nth: row tiles, so that bytes of weights are equal. Of 256 tokens and more first
+ * tokens, in as many parts of 128 or more as nth is a multiple of. Cannot fail. */
 void paged__linear_run(const paged__linear_job *job, int32_t ith, int32_t nth);
 
 /* Where that part of a stack of n_w matrices (of a gated unit: of its gate) begins, and how many bytes it has
- * there in one piece: for who can bring them to a cache before. */
-const uint8_t *paged__linear_begin(const paged__matrix *const *w, int32_t n_w, int32_t ith, int32_t nth,
-                                   size_t *n_bytes);
+ * there in one piece: for who can bring them to a cache before. NULL and 0 where tokens are divided. */
+const uint8_t *paged__linear_begin(const paged__matrix *const *w, int32_t n_w, int32_t n_tokens, int32_t ith,
+                                   int32_t nth, size_t *n_bytes);
 
 /* ---- what a model does to rows between its products, on the same instruction sets ---- */
 

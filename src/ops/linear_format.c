@@ -208,8 +208,9 @@ static void pack_tile(const paged__matrix *w, uint8_t *tile, const uint8_t *rows
     }
 }
 
-/* A power of two for each row, by which none of its weights reaches 2^15: products in f16 then neither
- * overflow nor lose small weights. Seen from the largest d and m alone, so it may be less than it could. NaN
+/* A power of two for each row, by which none of its weights reaches 2^15: products in f16 then do not
+ * overflow, and weights down to 2^-28 of the largest are not lost. Seen from the largest d and m alone, so it
+ * may be less than it could. At most 2^15, which f16 has, and which makes the smallest d a normal number. NaN
  * for a row that has NaN or an infinity. */
 static void pack_tile_factors(const paged__matrix *w, int32_t t) {
     const paged__weight_type type = w->type;
@@ -230,7 +231,7 @@ static void pack_tile_factors(const paged__matrix *w, int32_t t) {
             paged__f16_to_f32(most[0][r]) * scale * range + paged__f16_to_f32(most[1][r]) * scale;
         int exponent = 15;
         if (bound > 0 && isfinite(bound)) (void)frexpf(bound, &exponent);
-        factors[r] = isfinite(bound) ? ldexpf(1.0f, 15 - exponent) : NAN;
+        factors[r] = isfinite(bound) ? ldexpf(1.0f, PAGED_MIN(15 - exponent, 15)) : NAN;
     }
 }
 

@@ -70,13 +70,17 @@ typedef struct paged__outcome {
 typedef struct paged__linear_kernels_table {
     const char *name;
     bool wide_groups; /* wants, and takes, groups of more than PAGED__ACT_GROUP tokens */
-    bool wide_tiles;  /* wants, and takes, PAGED__WIDE_TILES at once where tokens are more than two groups */
     /* sums[n_tokens][n_tiles * 16] of the tiles tile0 … and tokens token0 …; token0 begins a group. n_tiles
-     * is paged__tiles_at_once(), or less of F32, F16 and BF16, or a multiple of it (wide_tiles); n_tokens *
-     * n_tiles * 16 at most PAGED__SUMS_MAX (PAGED__WIDE_SUMS_MAX). */
+     * is paged__tiles_at_once(), or less of F32, F16 and BF16; n_tokens * n_tiles * 16 at most
+     * PAGED__SUMS_MAX. */
     void (*sums)(float *sums, const paged__matrix *w, int32_t tile0, int32_t n_tiles, const paged__act *x,
                  int32_t token0, int32_t n_tokens);
     void (*finish)(const paged__outcome *out);
+    /* Or instead of sums, and then for all quantised types: what becomes of the sums of some tiles, an even
+     * number, and of a gated unit of those of `up`, else NULL. Where sums lie `out` does not say. Of more
+     * tokens than two groups n_tokens * n_tiles * 16 is at most PAGED__WIDE_SUMS_MAX; room: twice that. */
+    void (*layer)(const paged__outcome *out, const paged__matrix *w, const paged__matrix *up, int32_t tile0,
+                  int32_t n_tiles, const paged__act *x, int32_t token0, float *room);
     void (*act_set)(const paged__act *act, int32_t token, const float *x, const float *norm_weight,
                     float eps);
     void (*rms_norm)(float *out, const float *x, int32_t n, const float *weight, float eps);

@@ -292,6 +292,43 @@ static void ranges(void) {
     printf("ends of f16: errors up to %.2f of those allowed\n", worst);
 }
 
+/* An f16 that times the factor of a row that has a d of 1 is just above a denormal. */
+static uint16_t small_scale(paged__weight_type type) {
+    if (type == PAGED__W_Q8_0 || type == PAGED__W_IQ4_NL) return 9;
+    return type == PAGED__W_Q4_K || type == PAGED__W_Q5_K ? 144 : 288;
+}
+
+/* Small weights in the row of large ones, which meet no activations: nothing but the small ones is in the
+ * outputs, and they are as exact as others. */
+static void small_beside_large(void) {
+    enum { ROWS = 32, COLS = 512, TOKENS = 40 };
+    static const int32_t counts[] = {1, TOKENS};
+    uint64_t rng = test_seed;
+    double worst = 0;
+    for (int32_t type = PAGED__W_Q4_0; type < PAGED__N_WEIGHT_TYPES && paged__linear_bf16(); type++) {
+        layer l = {.n_w = 1, .n_out = ROWS};
+        l.v[0] = weights_make((paged__weight_type)type, ROWS, COLS, true, 1, &rng);
+        const size_t block = ggml_type_size(ggml_types[type]), n_blocks = l.v[0].row_bytes / block;
+        for (size_t i = 0; i < ROWS * n_blocks; i++)
+            for (size_t j = 0; j < (has_min((paged__weight_type)type) ? 2 : 1); j++) {
+                const uint16_t d = i % n_blocks < n_blocks / 2 ? 0x3c00 : small_scale(l.v[0].w.type);
+                memcpy(l.v[0].gguf + i * block + scale_at((paged__weight_type)type) + 2 * j, &d, sizeof d);
+            }
+        weights_again(&l.v[0]);
+        guard(&l.v[0]);
+        l.in = inputs_make(TOKENS, COLS, &rng);
+        for (int32_t t = 0; t < TOKENS; t++) memset(l.in.x + t * l.in.stride, 0, COLS / 2 * sizeof(float));
+        for (size_t c = 0; c < 2; c++) {
+            float *y = layer_run(&l, 0, counts[c], 1);
+            for (int32_t t = 0; t < counts[c]; t += 3)
+                worst = fmax(worst, check_token(&l, t, y + t * (ROWS + BEHIND)));
+            free(y);
+        }
+        layer_free(&l);
+    }
+    printf("small beside large: errors up to %.2f of those allowed\n", worst);
+}
+
 /* Gives the rows 3, 8, … 38 a d or m that is no number. */
 static void spoil_rows(weights *v, uint64_t *rng) {
     static const uint16_t bad[] = {0x7c00, 0xfc00, 0x7e00, 0xfe01}; /* ±inf, ±NaN */
@@ -375,5 +412,5 @@ static void tokens_of_no_numbers(void) {
     }
 }
 
-#define TESTS(X) X(odd_shapes) X(ranges) X(rows_of_no_numbers) X(tokens_of_no_numbers)
+#define TESTS(X) X(odd_shapes) X(ranges) X(small_beside_large) X(rows_of_no_numbers) X(tokens_of_no_numbers)
 TEST_MAIN(TESTS)

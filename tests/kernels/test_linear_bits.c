@@ -118,6 +118,47 @@ static void many_tokens(void) {
     paged_cpu_mask(~0u);
 }
 
+/* Every output is made by one thread, and where each can have 128 tokens, those of a token by the same, in
+ * the order of tokens. */
+static void each_output_once(void) {
+    enum { ROWS = 100, COLS = 64, MOST = 1087, N_COUNTS = 6, N_NTHS = 9 };
+    static const int32_t counts[N_COUNTS] = {127, 255, 256, 300, 512, MOST},
+                         nths[N_NTHS] = {1, 2, 3, 4, 5, 6, 8, 12, 64};
+    static uint8_t by[MOST][ROWS]; /* which thread, from 1 on */
+    uint64_t rng = test_seed;
+    weights v = weights_make(PAGED__W_Q4_1, ROWS, COLS, true, 1, &rng);
+    inputs in = inputs_make(MOST, COLS, &rng);
+    float *y = take((size_t)MOST * ROWS, sizeof *y);
+    for (int kind = PAGED__ACT_I8; kind <= (paged__linear_bf16() ? PAGED__ACT_BF16 : PAGED__ACT_I8); kind++)
+        for (int32_t c = 0; c < N_COUNTS * N_NTHS; c++) {
+            const int32_t n = counts[c % N_COUNTS], nth = nths[c / N_COUNTS];
+            paged__act act = activate(&in, (paged__act_kind)kind, 0, n);
+            memset(by, 0, sizeof by);
+            for (int32_t ith = 0; ith < nth; ith++) {
+                for (int32_t e = 0; e < n * ROWS; e++) y[e] = -12345.0f;
+                const paged__linear_job job = {
+                    .w = {&v.w}, .n_w = 1, .x = &act, .y = y, .y_stride = ROWS, .room = room_for(nth)};
+                paged__linear_run(&job, ith, nth);
+                for (int32_t e = 0; e < n * ROWS; e++) {
+                    if (y[e] == -12345.0f) continue;
+                    CHECK_EQ(by[e / ROWS][e % ROWS], 0);
+                    by[e / ROWS][e % ROWS] = (uint8_t)(ith + 1);
+                }
+            }
+            for (int32_t t = 0; t < n; t++)
+                for (int32_t r = 0; r < ROWS; r++) {
+                    CHECK(by[t][r] != 0);
+                    if (n / nth < 128) continue;
+                    CHECK_EQ(by[t][r], by[t][0]);
+                    CHECK(t == 0 || by[t][r] >= by[t - 1][r]);
+                }
+            free(act.data);
+        }
+    free(y);
+    inputs_free(&in);
+    weights_free(&v);
+}
+
 /* Three matrices of different formats with one input: the same as each on its own. */
 static void stacks(void) {
     static const paged__weight_type types[3] = {PAGED__W_Q4_K, PAGED__W_Q8_0, PAGED__W_Q6_K};
@@ -164,7 +205,7 @@ static void where_parts_begin(void) {
             int32_t e = 0, i = 0, last;
             while (e < 145 && y[e] == -12345.0f) e++;
             size_t n_bytes = 1;
-            const uint8_t *begin = paged__linear_begin(w, 3, ith, nth, &n_bytes);
+            const uint8_t *begin = paged__linear_begin(w, 3, 1, ith, nth, &n_bytes);
             if (e == 145) {
                 CHECK(!begin && n_bytes == 0);
                 continue;
@@ -176,7 +217,10 @@ static void where_parts_begin(void) {
             /* Tiles that are padding are read as well. */
             CHECK(n_bytes == (size_t)(last_tile + last_tile % 2 - first_tile) * w[i]->tile_bytes);
         }
-    CHECK(!paged__linear_begin(w, 0, 0, 1, &(size_t){0}));
+    CHECK(!paged__linear_begin(w, 0, 1, 0, 1, &(size_t){0}));
+    size_t n_bytes = 1;
+    CHECK(paged__linear_begin(w, 3, 255, 1, 2, &n_bytes) && n_bytes > 0);
+    CHECK(!paged__linear_begin(w, 3, 256, 1, 2, &n_bytes) && n_bytes == 0);
     free(act.data);
     inputs_free(&in);
     for (int32_t i = 0; i < 3; i++) weights_free(&v[i]);
@@ -201,7 +245,7 @@ static void where_gated_parts_begin(void) {
             int32_t e = 0;
             while (e < ROWS && y[e] == -12345.0f) e++;
             size_t n_bytes = 1;
-            const uint8_t *begin = paged__linear_begin(&w, 1, ith, nth, &n_bytes);
+            const uint8_t *begin = paged__linear_begin(&w, 1, 1, ith, nth, &n_bytes);
             CHECK(begin == (e < ROWS ? w->data + (size_t)(e / 16) * w->tile_bytes : NULL));
         }
     free(act.data);
@@ -407,6 +451,7 @@ static void bf16_into_activations(void) {
 #define TESTS(X)                                                                                             \
     X(one_matrix)                                                                                            \
     X(many_tokens)                                                                                           \
+    X(each_output_once)                                                                                      \
     X(stacks)                                                                                                \
     X(where_parts_begin)                                                                                     \
     X(where_gated_parts_begin)                                                                               \

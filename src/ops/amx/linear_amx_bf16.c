@@ -17,26 +17,33 @@
  * sign, copies of it, are cleared. What remains has the exponent of f16 in the field of bf16, so it is the
  * weight times 2^-112. To keep away from the ends of both formats, a row's weights are multiplied by a power
  * of two first (the tile's factors), activations by 2^56, and sums at last by what gives one altogether. So
- * the ends are: products of |x| below about 1e-23 come to nothing, since tiles take denormals for zero, and
- * |x| above 4.7e21 is infinite, which makes its token NaN. A row whose d or m is no number is NaN.
+ * the ends are: |x| above 4.7e21 is infinite, which makes its token NaN; and since tiles take denormals for
+ * zero, weights below 2^-14 by the factor, and products below 2^-70 by it, come to nothing. The factor is
+ * 2^15 for rows whose weights are below one. A row whose d or m is no number is NaN.
  *
  * A matrix of weights as TDPBF16PS wants it has 16 lines, each a pair of columns of all 16 rows. A word of
  * packed nibbles has columns of four lines, so columns pass in the order of pairs_of_lines; activations are
  * stored in that order.
  *
  * Few tokens multiply weights as they are unpacked, the next while tiles are at work. For many a strip of two
- * tiles × up to 576 columns is unpacked into L1, and the activations of these columns, which the first strip
- * brings into L2, serve up to eight strips.
+ * tiles × up to 320 columns is unpacked into a panel. Two groups' activations of these columns, which come
+ * from L2, are as large, and both stay in L1: with larger panels a product reads both its sides from L2, and
+ * that is slower than to take sums out of their tiles and in again between panels. Activations that the first
+ * strip brings into L2 serve up to eight strips; outputs are made of the last sums while they are in L1.
+ *
+ * While tiles are at work the processor has one unit for multiplications (and shifts) of vectors instead of
+ * two, so unpacking does with few of them.
  */
 #include "ops/amx/tiles.h"
 #include "ops/linear_vnni.h"
 
 enum {
-    TILES = 2,          /* of rows, side by side in a matrix */
+    TILES = 2, /* of rows, side by side in a matrix, … */
+    STRIP = TILES * PAGED__ROW_TILE,
     GROUPS = 2,         /* of tokens, at once */
     LINE = 64,          /* bytes */
     MATRIX = 16 * LINE, /* a block of weights or, at most, of activations */
-    PANEL_BLOCKS = 18,  /* with two tiles of rows 36 KiB, for L1 */
+    PANEL_BLOCKS = 10,  /* with two tiles of rows 20 KiB, and as much of activations: both in L1 */
     AHEAD = 4096,       /* bytes of weights that few tokens ask for before they use them, … */
     AHEAD_TILE = 320,   /* … so many of them with a block of a tile */
     X_EXPONENT = 56,
@@ -71,12 +78,25 @@ INLINE void put_block(uint8_t *out, __m512 first, __m512 second) {
 
 /* ---- weights ---- */
 
-/* 16 numbers, each for both columns of a line. */
-INLINE __m512h for_line(__m512 x) {
+/* 16 numbers of f16, each for both columns of a line. */
+INLINE __m512h for_line(__m256i f16s) {
     const __m512i twice = _mm512_set_epi16(15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8, 7, 7,
                                            6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
-    const __m256i halves = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    return (__m512h)_mm512_permutexvar_epi16(twice, _mm512_castsi256_si512(halves));
+    return (__m512h)_mm512_permutexvar_epi16(twice, _mm512_castsi256_si512(f16s));
+}
+INLINE __m512h f16s_for_line(const uint8_t *at) {
+    return for_line(_mm256_load_si256((const __m256i *)(const void *)at));
+}
+/* The same of bytes. */
+INLINE __m512h bytes_for_line(const uint8_t *at, const bool has_sign) {
+    const __m128i bytes = _mm_load_si128((const __m128i *)(const void *)at);
+    if (has_sign) return for_line((__m256i)_mm256_cvtepi16_ph(_mm256_cvtepi8_epi16(bytes)));
+    return for_line((__m256i)_mm256_cvtepu16_ph(_mm256_cvtepu8_epi16(bytes)));
+}
+
+/* The factors of a tile's rows, each for a line. */
+INLINE __m512h factors_for_line(const float *factors) {
+    return for_line(_mm512_cvtps_ph(_mm512_load_ps(factors), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
 /* What the low five bits of a word stand for; IQ4_NL has its four bits twice. Others that have no high bits
@@ -93,8 +113,9 @@ INLINE __m512h table_of(const paged__weight_type type) {
 INLINE bool is_plain(const paged__weight_type type) {
     return (type == PAGED__W_Q4_0) | (type == PAGED__W_Q4_1) | (type == PAGED__W_Q4_K);
 }
-INLINE float plain_offset(const paged__weight_type type) {
-    return type == PAGED__W_Q4_0 ? 16 + 8 : 16;
+/* What is too much of a quant of a plain type, as f16: 16, and of Q4_0 8 more. */
+INLINE __m512h plain_offset(const paged__weight_type type) {
+    return (__m512h)_mm512_set1_epi16(type == PAGED__W_Q4_0 ? 0x4e00 : 0x4c00);
 }
 
 /* Words shifted right by n, or left by -n. */
@@ -105,6 +126,12 @@ INLINE __m512i shifted(__m512i x, const int n) {
 /* mask ? a : b */
 #define SELECT(mask, a, b)    _mm512_ternarylogic_epi32(_mm512_set1_epi16(mask), a, b, 0xca)
 #define AND_OR(a, mask, more) _mm512_ternarylogic_epi32(a, _mm512_set1_epi16(mask), more, 0xea)
+
+/* `block` shifted right by six, by another unit than that of shifts, which products share. */
+INLINE __m512i shifted_by_bytes(const uint8_t *block) {
+    const __m512i from = _mm512_set1_epi64(0x3e362e261e160e06);
+    return _mm512_multishift_epi64_epi8(from, _mm512_load_si512(block));
+}
 
 /* Line 4 i + t of a block as f16: u - zero, or 16 + u (is_plain). */
 INLINE __m512h line_of(const uint8_t *block, const int i, const int t, const __m512h table,
@@ -118,7 +145,8 @@ INLINE __m512h line_of(const uint8_t *block, const int i, const int t, const __m
     }
     const __m512i low = shifted(_mm512_load_si512(q + i * 64), 4 * t);
     if (is_plain(type)) {
-        const __m512i high = shifted(_mm512_load_si512(q + i * 64), 4 * t - 6);
+        const __m512i high =
+            t == 3 ? shifted_by_bytes(q + i * 64) : shifted(_mm512_load_si512(q + i * 64), 4 * t - 6);
         return (__m512h)AND_OR(high, 15 << 6, _mm512_set1_epi16(0x4c00)); /* f16 of 16 */
     }
     if (paged__high_bytes(type) == 0) return (__m512h)_mm512_permutexvar_epi16(low, (__m512i)table);
@@ -130,23 +158,35 @@ INLINE __m512h line_of(const uint8_t *block, const int i, const int t, const __m
                          (__m512h)_mm512_set1_epi16(0x6400 + 32));
 }
 
-/* What is added to a block's products with d: m, less the offset of plain types. */
-INLINE __m512 addend_of(const uint8_t *unit, int64_t b, const paged__weight_type type) {
-    const __m512 m = paged__has_min(type) ? min_of(unit, b, type) : _mm512_setzero_ps();
-    if (!is_plain(type)) return m;
-    return _mm512_fnmadd_ps(_mm512_set1_ps(plain_offset(type)), scale_of(unit, b, 0, type), m);
+/* d of half `half` of a block, m, and what is added to products with d: m, less the offset of plain types.
+ * All times `up`, the rows' factors. Of K-quants d and dmin are multiplied by them first, which is exact
+ * but where the factor is below one. */
+INLINE __m512h scale_for_line(const uint8_t *unit, int64_t b, const int half, __m512h up,
+                              const paged__weight_type type) {
+    if (!paged__is_k(type)) return _mm512_mul_ph(f16s_for_line(unit + b * 32), up);
+    return _mm512_mul_ph(_mm512_mul_ph(f16s_for_line(unit), up),
+                         bytes_for_line(unit + 64 + b * 32 + half * 16, type == PAGED__W_Q6_K));
+}
+INLINE __m512h min_for_line(const uint8_t *unit, int64_t b, __m512h up, const paged__weight_type type) {
+    if (!paged__is_k(type)) return _mm512_mul_ph(f16s_for_line(unit + 64 + b * 32), up);
+    return _mm512_mul_ph(_mm512_mul_ph(f16s_for_line(unit + 32), up),
+                         bytes_for_line(unit + 64 + b * 32 + 16, false));
+}
+INLINE __m512h addend_for_line(const uint8_t *unit, int64_t b, __m512h up, __m512h d,
+                               const paged__weight_type type) {
+    const __m512h m = paged__has_min(type) ? min_for_line(unit, b, up, type) : _mm512_setzero_ph();
+    return is_plain(type) ? _mm512_fnmadd_ph(d, plain_offset(type), m) : m;
 }
 
 /* Block b of a unit as 16 lines of bf16; up: the rows' factors; ahead: asked for meanwhile, unless 0. */
-INLINE void unpack_block(uint8_t *to, const uint8_t *unit, int64_t b, __m512 up, const __m512h table,
+INLINE void unpack_block(uint8_t *to, const uint8_t *unit, int64_t b, __m512h up, const __m512h table,
                          uintptr_t ahead, const paged__weight_type type) {
     const uint8_t *block = block_of(unit, b, type);
     const bool adds = paged__has_min(type) || is_plain(type);
     const __m512i eighth = _mm512_set1_epi16(4096), mask = _mm512_set1_epi16((int16_t)0x8fff);
-    const __m512h d = for_line(_mm512_mul_ps(scale_of(unit, b, 0, type), up));
-    const __m512h d_second =
-        type == PAGED__W_Q6_K ? for_line(_mm512_mul_ps(scale_of(unit, b, 1, type), up)) : d;
-    const __m512h m = adds ? for_line(_mm512_mul_ps(addend_of(unit, b, type), up)) : _mm512_setzero_ph();
+    const __m512h d = scale_for_line(unit, b, 0, up, type);
+    const __m512h d_second = type == PAGED__W_Q6_K ? scale_for_line(unit, b, 1, up, type) : d;
+    const __m512h m = adds ? addend_for_line(unit, b, up, d, type) : _mm512_setzero_ph();
     UNROLL for (int line = 0; line < 16; line++) {
         if (ahead && line % 3 == 0 && line / 3 * LINE < AHEAD_TILE)
             _mm_prefetch((const char *)ahead + line / 3 * LINE, _MM_HINT_T0);
@@ -162,15 +202,23 @@ typedef struct strip {
     const float *factors;
 } strip;
 
+/* What all blocks of a strip want. */
+typedef struct unpacker {
+    __m512h up[TILES], table;
+} unpacker;
+INLINE unpacker unpacker_of(const strip *from, const paged__weight_type type) {
+    return (unpacker){{factors_for_line(from->factors), factors_for_line(from->factors + PAGED__ROW_TILE)},
+                      table_of(type)};
+}
+
 /* Block b of both tiles. */
-INLINE void unpack_both(uint8_t *to, const strip *from, int64_t b, const __m512h table, uintptr_t ahead,
+INLINE void unpack_both(uint8_t *to, const strip *from, int64_t b, const unpacker *u, uintptr_t ahead,
                         const paged__weight_type type) {
     const int64_t n = paged__unit_blocks(type);
     const uint8_t *unit = from->tile + b / n * paged__unit_step(type);
-    unpack_block(to, unit, b % n, _mm512_load_ps(from->factors), table, ahead, type);
-    unpack_block(to + MATRIX, unit + paged__unit_bytes(type), b % n,
-                 _mm512_load_ps(from->factors + PAGED__ROW_TILE), table, ahead ? ahead + AHEAD_TILE : 0,
-                 type);
+    unpack_block(to, unit, b % n, u->up[0], u->table, ahead, type);
+    unpack_block(to + MATRIX, unit + paged__unit_bytes(type), b % n, u->up[1], u->table,
+                 ahead ? ahead + AHEAD_TILE : 0, type);
 }
 
 /* ---- products ---- */
@@ -185,60 +233,66 @@ static void configure(int32_t width0, int32_t width1) {
 
 /* Two groups, or one if the second has no tokens. */
 typedef struct task {
-    float *sums[GROUPS]; /* rows `stride` floats apart */
-    int64_t stride;
+    float *sums[GROUPS];      /* of a group [tokens][STRIP] */
     const uint8_t *x[GROUPS]; /* of the groups, at the first of the blocks */
     int64_t x_step[GROUPS];   /* to the next block */
     bool two;
 } task;
 
-INLINE void sums_begin(const task *k, bool goes_on) {
-    if (!goes_on) {
+/* From what `before` has, if not NULL, in rows like those of k->sums. */
+INLINE void sums_begin(const task *k, const float *before) {
+    if (!before) {
         TILE_ZERO(0);
         TILE_ZERO(1);
         TILE_ZERO(2);
         TILE_ZERO(3);
         return;
     }
-    TILE_LOAD(0, k->sums[0], k->stride * 4);
-    TILE_LOAD(1, k->sums[0] + PAGED__ROW_TILE, k->stride * 4);
+    TILE_LOAD(0, before, STRIP * 4);
+    TILE_LOAD(1, before + PAGED__ROW_TILE, STRIP * 4);
     if (!k->two) return;
-    TILE_LOAD(2, k->sums[1], k->stride * 4);
-    TILE_LOAD(3, k->sums[1] + PAGED__ROW_TILE, k->stride * 4);
+    before += k->sums[1] - k->sums[0];
+    TILE_LOAD(2, before, STRIP * 4);
+    TILE_LOAD(3, before + PAGED__ROW_TILE, STRIP * 4);
 }
 
 INLINE void sums_end(const task *k) {
-    TILE_STORE(0, k->sums[0], k->stride * 4);
-    TILE_STORE(1, k->sums[0] + PAGED__ROW_TILE, k->stride * 4);
+    TILE_STORE(0, k->sums[0], STRIP * 4);
+    TILE_STORE(1, k->sums[0] + PAGED__ROW_TILE, STRIP * 4);
     if (!k->two) return;
-    TILE_STORE(2, k->sums[1], k->stride * 4);
-    TILE_STORE(3, k->sums[1] + PAGED__ROW_TILE, k->stride * 4);
+    TILE_STORE(2, k->sums[1], STRIP * 4);
+    TILE_STORE(3, k->sums[1] + PAGED__ROW_TILE, STRIP * 4);
 }
 
 INLINE void multiply(task *k, const uint8_t *panel, int64_t n_blocks) {
+    const uint8_t *x0 = k->x[0], *x1 = k->x[1];
+    const int64_t step0 = k->x_step[0], step1 = k->x_step[1];
+    const bool two = k->two;
     for (int64_t b = 0; b < n_blocks; b++, panel += TILES * MATRIX) {
-        TILE_LOAD(4, k->x[0], LINE);
+        TILE_LOAD(4, x0, LINE);
         TILE_LOAD(6, panel, LINE);
         TILE_DOT_BF16(0, 4, 6);
         TILE_LOAD(7, panel + MATRIX, LINE);
         TILE_DOT_BF16(1, 4, 7);
-        k->x[0] += k->x_step[0];
-        if (!k->two) continue;
-        TILE_LOAD(5, k->x[1], LINE);
+        x0 += step0;
+        if (!two) continue;
+        TILE_LOAD(5, x1, LINE);
         TILE_DOT_BF16(2, 5, 6);
         TILE_DOT_BF16(3, 5, 7);
-        k->x[1] += k->x_step[1];
+        x1 += step1;
     }
+    k->x[0] = x0;
+    k->x[1] = x1;
 }
 
-/* Up to two groups from token t on of a call's; how many tokens they are. */
+/* Up to two groups from token t on of a call's, whose sums go to `out`; how many tokens they are. */
 static int32_t take_groups(task *k, float *out, const paged__act *x, int32_t token0, int32_t t, int32_t end,
                            int64_t block) {
     int32_t n = 0;
     k->two = false;
     for (int i = 0; i < GROUPS && t + n < end; i++) {
         const paged__group group = paged__group_of(x, token0 + t + n);
-        k->sums[i] = out + (int64_t)(t + n) * k->stride;
+        k->sums[i] = out + (int64_t)n * STRIP;
         k->x_step[i] = (int64_t)group.width * LINE;
         k->x[i] = x->data + (int64_t)group.first * paged__act_blocks(x->n_cols) * LINE + block * k->x_step[i];
         k->two = i > 0;
@@ -257,13 +311,13 @@ static void configure_for(const task *k, int64_t *widths) {
 /* One or two groups: weights are multiplied as they are unpacked. While tiles multiply a block, vectors
  * unpack the next. */
 INLINE void multiply_few(task *k, const strip *from, int64_t n_blocks, const paged__weight_type type) {
-    const int64_t step = paged__unit_step(type) / paged__unit_blocks(type);
     _Alignas(64) uint8_t ring[2][TILES * MATRIX];
-    const __m512h table = table_of(type);
+    const unpacker u = unpacker_of(from, type);
+    const int64_t step = paged__unit_step(type) / paged__unit_blocks(type);
     const uintptr_t ahead = (uintptr_t)from->tile + AHEAD;
-    unpack_both(ring[0], from, 0, table, ahead, type);
+    unpack_both(ring[0], from, 0, &u, ahead, type);
     ROLLED for (int64_t b = 1; b < n_blocks; b++) {
-        unpack_both(ring[b % 2], from, b, table, ahead + (uintptr_t)(b * step), type);
+        unpack_both(ring[b % 2], from, b, &u, ahead + (uintptr_t)(b * step), type);
         multiply(k, ring[(b + 1) % 2], 1);
     }
     multiply(k, ring[(n_blocks + 1) % 2], 1);
@@ -272,9 +326,8 @@ INLINE void multiply_few(task *k, const strip *from, int64_t n_blocks, const pag
 /* Blocks b … of a panel. */
 INLINE void unpack_panel(uint8_t *panel, const strip *from, int64_t b, int64_t n,
                          const paged__weight_type type) {
-    const __m512h table = table_of(type);
-    ROLLED for (int64_t i = 0; i < n; i++)
-        unpack_both(panel + i * TILES * MATRIX, from, b + i, table, 0, type);
+    const unpacker u = unpacker_of(from, type);
+    ROLLED for (int64_t i = 0; i < n; i++) unpack_both(panel + i * TILES * MATRIX, from, b + i, &u, 0, type);
 }
 
 #define FUNCTIONS(type)                                                                                      \
@@ -295,72 +348,189 @@ static const struct {
 
 /* ---- all tokens of a call ---- */
 
-/* From the sums' scale to that of outputs: a strip's rows of n_tokens, `stride` floats apart. */
-INLINE void scale_sums(float *out, int64_t stride, const float *factors, int32_t n_tokens) {
+/* From the sums' scale to that of outputs: a strip's [n_tokens][STRIP]. */
+INLINE void scale_sums(float *out, const float *factors, int32_t n_tokens) {
     const __m512 up = _mm512_set1_ps(0x1p56f); /* F16_TO_BF16 - X_EXPONENT */
     const __m512 down[TILES] = {_mm512_div_ps(up, _mm512_load_ps(factors)),
                                 _mm512_div_ps(up, _mm512_load_ps(factors + PAGED__ROW_TILE))};
-    for (int32_t t = 0; t < n_tokens; t++, out += stride) UNROLL for (int i = 0; i < TILES; i++) {
+    for (int32_t t = 0; t < n_tokens; t++, out += STRIP) UNROLL for (int i = 0; i < TILES; i++) {
             float *at = out + i * PAGED__ROW_TILE;
             _mm512_store_ps(at, _mm512_mul_ps(_mm512_load_ps(at), down[i]));
         }
 }
 
-static void few_sums(float *out, const paged__matrix *w, const strip *from, const paged__act *x,
-                     int32_t token0, int32_t n_tokens, int64_t n_blocks) {
-    int64_t widths = 0;
-    task k = {.stride = TILES * PAGED__ROW_TILE};
-    take_groups(&k, out, x, token0, 0, n_tokens, 0);
-    configure_for(&k, &widths);
-    sums_begin(&k, false);
-    functions[w->type].few(&k, from, n_blocks);
-    sums_end(&k);
-    scale_sums(out, k.stride, from->factors, n_tokens);
+/* The rows of some tiles, of some tokens. */
+typedef struct span {
+    const paged__outcome *out;
+    const paged__act *x;
+    int32_t token0;
+} span;
+
+/* What becomes of the sums of a strip [n_tokens][STRIP] from token t on; gate: of a gated unit, or NULL. */
+static void finish_strip(const span *s, int32_t strip_row, int32_t t, int32_t n_tokens, const float *gate,
+                         const float *sums) {
+    paged__outcome o = *s->out;
+    o.n_tokens = n_tokens;
+    o.n_rows = PAGED_MIN(o.n_rows - strip_row, (int32_t)STRIP);
+    o.act_token += t;
+    o.act_col += strip_row;
+    o.stride = STRIP;
+    o.sums = gate ? gate : sums;
+    if (gate) {
+        o.other = sums;
+        o.other_stride = STRIP;
+    } else if (o.other) {
+        o.other += t * o.other_stride + strip_row;
+    }
+    if (o.bias) o.bias += strip_row;
+    if (o.bias_other) o.bias_other += strip_row;
+    if (!o.act) o.y += t * o.y_stride + strip_row;
+    paged__finish(&o);
 }
 
-/* Blocks b … b + n - 1 of a strip, all tokens; factors: with the last blocks, else NULL. */
-static void panel_sums(float *out, int64_t stride, const uint8_t *panel, int64_t b, int64_t n,
-                       const float *factors, const paged__act *x, int32_t token0, int32_t n_tokens) {
-    int64_t widths = 0;
-    task k = {.stride = stride};
-    for (int32_t t = 0, here; t < n_tokens; t += here) {
-        here = take_groups(&k, out, x, token0, t, n_tokens, b);
-        configure_for(&k, &widths);
-        sums_begin(&k, b > 0);
-        multiply(&k, panel, n);
-        sums_end(&k);
-        if (factors) scale_sums(out + t * stride, stride, factors, here);
+/* Rows of y are far apart, each a miss of its own; they come while tiles are at work. */
+INLINE void fetch_outputs(const paged__outcome *o, int32_t strip_row, int32_t t, int32_t n_tokens) {
+    if (o->act) return;
+    const float *y = o->y + t * o->y_stride + strip_row;
+    for (int32_t i = 0; i < n_tokens; i++, y += o->y_stride) {
+        __builtin_prefetch(y, 1);
+        __builtin_prefetch(y + 16, 1);
     }
 }
 
-/* Several strips, so that activations of some columns, brought into L2 by the first, serve all. */
-static void many_sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_tiles, const paged__act *x,
-                      int32_t token0, int32_t n_tokens, int64_t n_blocks) {
-    _Alignas(64) uint8_t panel[PANEL_BLOCKS * TILES * MATRIX];
-    const int64_t n_parts = (n_blocks + PANEL_BLOCKS - 1) / PANEL_BLOCKS,
-                  part = (n_blocks + n_parts - 1) / n_parts;
-    for (int64_t b = 0; b < n_blocks; b += part) {
-        const int64_t n = PAGED_MIN(part, n_blocks - b);
-        for (int32_t t = 0; t < n_tiles; t += TILES) {
-            const strip from = {paged__tile_at(w, tile0 + t), paged__tile_factors(w, tile0 + t)};
-            functions[w->type].panel(panel, &from, b, n);
-            panel_sums(out + t * PAGED__ROW_TILE, n_tiles * PAGED__ROW_TILE, panel, b, n,
-                       b + n == n_blocks ? from.factors : NULL, x, token0, n_tokens);
-        }
-    }
-}
+/* What a panel is made of: blocks b … b + n - 1 of a strip of w. */
+typedef struct piece {
+    const paged__matrix *w;
+    strip from;
+    int64_t b, n;
+    int32_t row;         /* of the span: the strip's first */
+    bool is_up, is_last; /* w is `up`; no blocks of the strip come behind */
+} piece;
 
-static void sums(float *out, const paged__matrix *w, int32_t tile0, int32_t n_tiles, const paged__act *x,
-                 int32_t token0, int32_t n_tokens) {
-    const strip from = {paged__tile_at(w, tile0), paged__tile_factors(w, tile0)};
+typedef struct pieces {
+    const paged__matrix *w, *up; /* up: or NULL */
+    int32_t tile0, n_strips;
+    int64_t n_blocks, part; /* of a piece, but a strip's last */
+    int64_t n;              /* all */
+} pieces;
+
+/* Of up to `most` blocks. */
+static pieces pieces_of(const paged__matrix *w, const paged__matrix *up, int32_t tile0, int32_t n_tiles,
+                        int64_t most) {
     const int64_t n_blocks =
-        (int64_t)w->tile_bytes / paged__unit_bytes(w->type) * paged__unit_blocks(w->type);
-    if (n_tiles == TILES && n_tokens <= GROUPS * x->group)
-        few_sums(out, w, &from, x, token0, n_tokens, n_blocks);
-    else
-        many_sums(out, w, tile0, n_tiles, x, token0, n_tokens, n_blocks);
+                      (int64_t)w->tile_bytes / paged__unit_bytes(w->type) * paged__unit_blocks(w->type),
+                  n_parts = 1 + (n_blocks - 1) / most;
+    return (pieces){w,
+                    up,
+                    tile0,
+                    n_tiles / TILES,
+                    n_blocks,
+                    (n_blocks + n_parts - 1) / n_parts,
+                    n_parts * (n_tiles / TILES) * (up ? 2 : 1)};
+}
+
+/* The i-th: first all of some columns, which share activations. */
+static piece piece_at(const pieces *p, int64_t i) {
+    const bool is_up = p->up && i % 2;
+    const paged__matrix *w = is_up ? p->up : p->w;
+    if (p->up) i /= 2;
+    const int32_t tile = (int32_t)(i % p->n_strips) * TILES;
+    const int64_t b = i / p->n_strips * p->part;
+    return (piece){w,
+                   {paged__tile_at(w, p->tile0 + tile), paged__tile_factors(w, p->tile0 + tile)},
+                   b,
+                   PAGED_MIN(p->part, p->n_blocks - b),
+                   tile * PAGED__ROW_TILE,
+                   is_up,
+                   b + p->part >= p->n_blocks};
+}
+
+/* Packed weights that are wanted next, `each` lines of them with two groups of tokens. */
+typedef struct coming {
+    const uint8_t *at;
+    int64_t n, each;
+} coming;
+
+static coming coming_of(const piece *p, int32_t n_times) {
+    const int64_t unit_blocks = paged__unit_blocks(p->w->type), step = paged__unit_step(p->w->type);
+    const int64_t first = p->b / unit_blocks, n = (p->b + p->n - 1) / unit_blocks + 1 - first;
+    return (coming){p->from.tile + first * step, n * step / LINE, (n * step / LINE + n_times - 1) / n_times};
+}
+
+INLINE void fetch_weights(coming *c) {
+    const int64_t n = PAGED_MIN(c->n, c->each);
+    for (int64_t i = 0; i < n; i++) _mm_prefetch((const char *)c->at + i * LINE, _MM_HINT_T1);
+    c->at += n * LINE;
+    c->n -= n;
+}
+
+/* A piece, all tokens; sums [n_tokens][STRIP] of the blocks before, and then with these. With the last blocks
+ * outputs are made, of a gated unit (gate: sums of the gate) when those of `up` are there. */
+static void panel_pass(const span *s, float *sums, const float *gate, const uint8_t *panel, const piece *p,
+                       bool ends, coming next, int64_t *widths) {
+    _Alignas(64) float made[GROUPS * PAGED__AMX_GROUP * STRIP];
+    const int32_t n_tokens = s->out->n_tokens;
+    task k = {0};
+    for (int32_t t = 0, here; t < n_tokens; t += here) {
+        float *at = sums + (int64_t)t * STRIP;
+        here = take_groups(&k, ends ? made : at, s->x, s->token0, t, n_tokens, p->b);
+        configure_for(&k, widths);
+        sums_begin(&k, p->b > 0 ? at : NULL);
+        fetch_weights(&next);
+        if (ends) fetch_outputs(s->out, p->row, t, here);
+        multiply(&k, panel, p->n);
+        sums_end(&k);
+        if (p->is_last) scale_sums(k.sums[0], p->from.factors, here);
+        if (ends) finish_strip(s, p->row, t, here, gate ? gate + (int64_t)t * STRIP : NULL, made);
+    }
+}
+
+/* A strip after the other, all its columns. */
+static void few(const span *s, const pieces *all) {
+    _Alignas(64) float made[2][GROUPS * PAGED__AMX_GROUP * STRIP];
+    const int32_t n_tokens = s->out->n_tokens;
+    int64_t widths = 0;
+    task k = {0};
+    for (int64_t i = 0; i < all->n; i++) {
+        const piece p = piece_at(all, i);
+        take_groups(&k, made[p.is_up], s->x, s->token0, 0, n_tokens, 0);
+        configure_for(&k, &widths);
+        sums_begin(&k, NULL);
+        functions[p.w->type].few(&k, &p.from, p.n);
+        sums_end(&k);
+        scale_sums(made[p.is_up], p.from.factors, n_tokens);
+        if (p.is_up || !all->up) finish_strip(s, p.row, 0, n_tokens, p.is_up ? made[0] : NULL, made[p.is_up]);
+    }
+}
+
+/* Several strips, so that activations of some columns, brought into L2 by the first, serve all. room: sums of
+ * w, then of `up`, a strip after the other. */
+static void many(const span *s, const pieces *all, float *room) {
+    _Alignas(64) uint8_t panel[PANEL_BLOCKS * TILES * MATRIX];
+    const int32_t at_once = GROUPS * s->x->group, n_times = (s->out->n_tokens + at_once - 1) / at_once;
+    int64_t widths = 0;
+    piece now = piece_at(all, 0), next;
+    for (int64_t i = 0; i < all->n; i++, now = next) {
+        float *sums = room + (int64_t)now.row * s->out->n_tokens;
+        const float *gate = now.is_up ? sums : NULL;
+        next = piece_at(all, PAGED_MIN(i + 1, all->n - 1));
+        functions[now.w->type].panel(panel, &now.from, now.b, now.n);
+        panel_pass(s, gate ? sums + PAGED__WIDE_SUMS_MAX : sums, gate, panel, &now,
+                   now.is_last && (gate || !all->up), coming_of(&next, n_times), &widths);
+    }
+}
+
+static void layer(const paged__outcome *out, const paged__matrix *w, const paged__matrix *up, int32_t tile0,
+                  int32_t n_tiles, const paged__act *x, int32_t token0, float *room) {
+    const span s = {out, x, token0};
+    if (out->n_tokens <= GROUPS * x->group) {
+        const pieces all = pieces_of(w, up, tile0, n_tiles, INT64_MAX);
+        few(&s, &all);
+    } else {
+        const pieces all = pieces_of(w, up, tile0, n_tiles, PANEL_BLOCKS);
+        many(&s, &all, room);
+    }
     TILE_RELEASE();
 }
 
-const paged__linear_kernels_table paged__linear_amx_bf16 = {
-    .name = "amx_bf16", .wide_tiles = true, .sums = sums, PAGED__LANES};
+const paged__linear_kernels_table paged__linear_amx_bf16 = {.name = "amx_bf16", .layer = layer, PAGED__LANES};
