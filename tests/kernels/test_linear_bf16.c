@@ -266,11 +266,23 @@ static void set_scales(weights *v, scales which, uint64_t *rng) {
     weights_again(v);
 }
 
-/* Rows of any scales, by activations of any size; few tokens and many, which go different ways. */
+/* The largest error of the layer, of those allowed; few tokens and many, which go different ways. */
+static double check_few_and_many(const layer *l) {
+    const int32_t counts[] = {1, 17, l->in.act.n_tokens};
+    double worst = 0;
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+        float *y = layer_run(l, 0, counts[c], 1);
+        for (int32_t t = 0; t < counts[c]; t += 3)
+            worst = fmax(worst, check_token(l, t, y + t * (l->n_out + BEHIND)));
+        free(y);
+    }
+    return worst;
+}
+
+/* Rows of any scales, by activations of any size. */
 static void ranges(void) {
     enum { ROWS = 64, COLS = 512, TOKENS = 40 };
     static const float sizes[] = {1e-20f, 1, 1e20f};
-    static const int32_t counts[] = {1, 17, TOKENS};
     uint64_t rng = test_seed;
     double worst = 0;
     for (int32_t type = PAGED__W_Q4_0; type < PAGED__N_WEIGHT_TYPES && paged__linear_bf16(); type++)
@@ -281,12 +293,7 @@ static void ranges(void) {
             guard(&l.v[0]);
             l.in = inputs_make(TOKENS, COLS, &rng);
             for (int64_t k = 0; k < TOKENS * l.in.stride; k++) l.in.x[k] *= sizes[i / N_SCALES];
-            for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
-                float *y = layer_run(&l, 0, counts[c], 1);
-                for (int32_t t = 0; t < counts[c]; t += 3)
-                    worst = fmax(worst, check_token(&l, t, y + t * (ROWS + BEHIND)));
-                free(y);
-            }
+            worst = fmax(worst, check_few_and_many(&l));
             layer_free(&l);
         }
     printf("ends of f16: errors up to %.2f of those allowed\n", worst);
@@ -302,7 +309,6 @@ static uint16_t small_scale(paged__weight_type type) {
  * outputs, and they are as exact as others. */
 static void small_beside_large(void) {
     enum { ROWS = 32, COLS = 512, TOKENS = 40 };
-    static const int32_t counts[] = {1, TOKENS};
     uint64_t rng = test_seed;
     double worst = 0;
     for (int32_t type = PAGED__W_Q4_0; type < PAGED__N_WEIGHT_TYPES && paged__linear_bf16(); type++) {
@@ -318,12 +324,7 @@ static void small_beside_large(void) {
         guard(&l.v[0]);
         l.in = inputs_make(TOKENS, COLS, &rng);
         for (int32_t t = 0; t < TOKENS; t++) memset(l.in.x + t * l.in.stride, 0, COLS / 2 * sizeof(float));
-        for (size_t c = 0; c < 2; c++) {
-            float *y = layer_run(&l, 0, counts[c], 1);
-            for (int32_t t = 0; t < counts[c]; t += 3)
-                worst = fmax(worst, check_token(&l, t, y + t * (ROWS + BEHIND)));
-            free(y);
-        }
+        worst = fmax(worst, check_few_and_many(&l));
         layer_free(&l);
     }
     printf("small beside large: errors up to %.2f of those allowed\n", worst);

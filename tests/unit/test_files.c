@@ -228,18 +228,6 @@ static void a_smaller_limit_shrinks(void) {
 
 /* ---- pins ---- */
 
-static paged_status pin_numbers(const char *name, int64_t first, int32_t n) {
-    paged_key keys[100];
-    for (int32_t i = 0; i < n; i++) keys[i] = world_key(first + i);
-    return store.pin(store.self, name, keys, n, NULL);
-}
-
-static int32_t n_there(int64_t first, int32_t n) {
-    int32_t n_found = 0;
-    for (int32_t i = 0; i < n; i++) n_found += get_number(&store, first + i) == PAGED_OK;
-    return n_found;
-}
-
 static void pinned_records_stay(void) {
     new_dir();
     open_slots(20);
@@ -345,20 +333,6 @@ static void pins_come_to_old_indexes(void) {
 }
 
 /* ---- the index and the slots ---- */
-
-static int64_t ask(const char *text) {
-    char path[256];
-    sqlite3 *db;
-    sqlite3_stmt *stmt = NULL;
-    path_of(path, "index.sqlite");
-    CHECK_EQ(sqlite3_open(path, &db), SQLITE_OK);
-    CHECK_EQ(sqlite3_prepare_v2(db, text, -1, &stmt, NULL), SQLITE_OK);
-    CHECK_EQ(sqlite3_step(stmt), SQLITE_ROW);
-    const int64_t n = sqlite3_column_int64(stmt, 0);
-    sqlite3_finalize(stmt);
-    sqlite3_close(db);
-    return n;
-}
 
 /* One that has an index of slots, too, as they had before. */
 static void old_indexes_lose_their_slots(void) {

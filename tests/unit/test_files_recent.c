@@ -9,32 +9,6 @@
 #include "file_pair.h"
 #include "store/file.h"
 
-static int64_t ask(const char *text) {
-    char path[256];
-    sqlite3 *db;
-    sqlite3_stmt *stmt = NULL;
-    path_of(path, "index.sqlite");
-    CHECK_EQ(sqlite3_open(path, &db), SQLITE_OK);
-    CHECK_EQ(sqlite3_prepare_v2(db, text, -1, &stmt, NULL), SQLITE_OK);
-    CHECK_EQ(sqlite3_step(stmt), SQLITE_ROW);
-    const int64_t n = sqlite3_column_int64(stmt, 0);
-    sqlite3_finalize(stmt);
-    sqlite3_close(db);
-    return n;
-}
-
-static paged_status pin_numbers(const char *name, int64_t first, int32_t n) {
-    paged_key keys[100];
-    for (int32_t i = 0; i < n; i++) keys[i] = world_key(first + i);
-    return store.pin(store.self, name, keys, n, NULL);
-}
-
-static int32_t n_there(int64_t first, int32_t n) {
-    int32_t n_found = 0;
-    for (int32_t i = 0; i < n; i++) n_found += get_number(&store, first + i) == PAGED_OK;
-    return n_found;
-}
-
 /* As a process that was killed has left it: no row has been merged. */
 static void unmerge(void) {
     sql("INSERT INTO recent(row, shape, key, slot, parent, first, n_tokens, groups, used, used_at)"
