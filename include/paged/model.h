@@ -22,11 +22,10 @@ typedef struct paged_tokenizer paged_tokenizer;
 
 /* How linear layers of quantised weights are computed. */
 typedef enum paged_linear {
-    PAGED_LINEAR_AUTO, /* BF16 where the processor has AMX and the weights are too large for caches (packed,
-                        * 320 MiB and more); else I8 */
+    PAGED_LINEAR_AUTO, /* I8 */
     PAGED_LINEAR_I8,   /* activations quantised to 8 bits, 32 to a scale: the same bits everywhere */
     PAGED_LINEAR_BF16  /* weights and activations rounded to bf16, on processors with AMX. More exact; prompts
-                        * and batches are faster, a token alone is slower where weights lie in caches */
+                        * and batches are faster, a token alone is slower */
 } paged_linear;
 
 typedef struct paged_model_config {

@@ -132,9 +132,6 @@ static inline bool paged__model_multiplies(const paged_model *m, const paged__we
     return w == m->output.w || (w != m->tok_embd && w != m->pos_embd);
 }
 
-/* Whether quantised weights are multiplied as bf16 in a model of so many bytes. */
-bool paged__model_as_bf16(paged_linear linear, size_t packed_bytes);
-
 /* pack.c: packs what our kernels take and fills is_packed, as_bf16, packed, packed_bytes, linear_kernels.
  * `progress` may be NULL. Errors: NO_MEMORY. */
 paged_status paged__model_pack(paged_model *m, paged_linear linear,

@@ -97,19 +97,10 @@ static bool measure(paged_model *m, size_t *all_file_bytes) {
     return true;
 }
 
-/* Where weights are read from memory a token alone takes 1.00 to 1.04 of the time, since most of unpacking
- * hides behind that, and all else is faster; 320 MiB is the largest L3 of processors with AMX but for one
- * family. */
-bool paged__model_as_bf16(paged_linear linear, size_t packed_bytes) {
-    enum { FROM_MEMORY = 320 << 20 };
-    return linear == PAGED_LINEAR_BF16 ||
-           (linear == PAGED_LINEAR_AUTO && packed_bytes >= FROM_MEMORY && paged__linear_bf16());
-}
-
 /* After measure(). Weights of floats are multiplied in one way only. */
 static void choose(paged_model *m, paged_linear linear) {
     paged__weight_type type;
-    if (!paged__model_as_bf16(linear, m->packed_bytes)) return;
+    if (linear != PAGED_LINEAR_BF16) return;
     for (int32_t i = 0; i < m->n_weights; i++) {
         paged__weight *w = &m->weights[i];
         w->as_bf16 = w->is_packed && paged__weight_can_pack(w, &type) && paged__wants_quantised(type);

@@ -308,21 +308,5 @@ static void weights_are_held_once(void) {
     paged_model_free(m);
 }
 
-/* What is asked for is done; nobody asks: by size, where it can be done at all. */
-static void linear_by_size(void) {
-    const size_t large = (size_t)320 << 20;
-    for (int32_t isa = 0; isa < 2; isa++) {
-        paged_cpu_mask(isa ? PAGED_CPU_AVX2 : ~0u);
-        const bool can = paged__linear_bf16() != NULL;
-        CHECK(!isa || !can);
-        CHECK_EQ(paged__model_as_bf16(PAGED_LINEAR_AUTO, large), can);
-        CHECK(!paged__model_as_bf16(PAGED_LINEAR_AUTO, large - 1));
-        CHECK(!paged__model_as_bf16(PAGED_LINEAR_I8, large));
-        CHECK(paged__model_as_bf16(PAGED_LINEAR_BF16, 1));
-    }
-    paged_cpu_mask(~0u);
-}
-
-#define TESTS(X)                                                                                             \
-    X(linear_by_size) X(products_are_those_of_the_values) X(types_may_be_mixed) X(weights_are_held_once)
+#define TESTS(X) X(products_are_those_of_the_values) X(types_may_be_mixed) X(weights_are_held_once)
 TEST_MAIN(TESTS)

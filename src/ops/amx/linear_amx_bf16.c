@@ -44,7 +44,8 @@ enum {
     LINE = 64,          /* bytes */
     MATRIX = 16 * LINE, /* a block of weights or, at most, of activations */
     PANEL_BLOCKS = 10,  /* with two tiles of rows 20 KiB, and as much of activations: both in L1 */
-    AHEAD = 4096,       /* bytes of weights that few tokens ask for before they use them, … */
+    AHEAD = 3072,       /* bytes of weights that few tokens ask for before they use them, … */
+    FARTHER = 3072,     /* … after they asked L2 for them so much before (see linear_vnni.c), … */
     AHEAD_TILE = 320,   /* … so many of them with a block of a tile */
     X_EXPONENT = 56,
     F16_TO_BF16 = 112 /* of the biases of their exponents */
@@ -188,8 +189,10 @@ INLINE void unpack_block(uint8_t *to, const uint8_t *unit, int64_t b, __m512h up
     const __m512h d_second = type == PAGED__W_Q6_K ? scale_for_line(unit, b, 1, up, type) : d;
     const __m512h m = adds ? addend_for_line(unit, b, up, d, type) : _mm512_setzero_ph();
     UNROLL for (int line = 0; line < 16; line++) {
-        if (ahead && line % 3 == 0 && line / 3 * LINE < AHEAD_TILE)
+        if (ahead && line % 3 == 0 && line / 3 * LINE < AHEAD_TILE) {
             _mm_prefetch((const char *)ahead + line / 3 * LINE, _MM_HINT_T0);
+            _mm_prefetch((const char *)ahead + FARTHER + line / 3 * LINE, _MM_HINT_T1);
+        }
         const __m512h q = line_of(block, line / 4, line % 4, table, type), scale = line % 2 ? d_second : d;
         const __m512h w = adds ? _mm512_fmadd_ph(q, scale, m) : _mm512_mul_ph(q, scale);
         _mm512_store_si512(to + line * LINE, _mm512_and_si512(_mm512_mulhrs_epi16((__m512i)w, eighth), mask));

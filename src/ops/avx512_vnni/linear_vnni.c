@@ -29,9 +29,40 @@ enum {
     PANEL_BLOCK = 640, /* quants u8[8][64], d f32[16], then m, or d of the second half, f32[16] */
     PACKED_BLOCKS = PAGED__PANEL_COLS / PAGED__ACT_BLOCK,
     PANEL_BLOCKS = 48,
-    PACKED_TOKENS = 18, /* for more, unpacking pays; with high bits for more than a group */
-    AHEAD = 8192        /* bytes; one group asks for memory so much before it uses it */
+    PACKED_TOKENS = 18 /* for more, unpacking pays; with high bits for more than a group */
 };
+
+/* ---- what comes into the cache meanwhile ---- */
+
+/* Weights from `next` on, maybe behind the last: so many bytes a step of the work into L1, and what lies
+ * `farther` into L2. Lines from where a step begins, or only those that begin in it. */
+typedef struct incoming {
+    uintptr_t next;
+    size_t bytes, farther;
+    bool whole_lines;
+} incoming;
+
+/* Those behind the part that several groups of tokens share, or that one group (part_bytes 0) uses soon.
+ *
+ * A processor with AMX (measured on one) has few places for lines that are on their way to L1; most of what
+ * memory gives comes by its own prefetcher, which follows requests within 4 KiB. Two requests for a line, in
+ * steps and not in bursts, the first not over 3 KiB before the second, read weights as fast as nothing but
+ * loads would, from L3 as from memory; one request 8 KiB ahead at 0.7 of that. Others (measured on Zen 4 and
+ * 5) do best with the one. */
+static incoming incoming_after(const uint8_t *units, int64_t part_bytes, int64_t step_bytes) {
+    const bool has_amx = (paged_cpu_flags() & PAGED_CPU_AMX) != 0, is_shared = part_bytes > 0;
+    const size_t near = is_shared ? (size_t)part_bytes : has_amx ? 3072 : 8192;
+    return (incoming){(uintptr_t)units + near, (size_t)step_bytes, has_amx ? 3072 : 0, is_shared};
+}
+
+INLINE void bring_step(incoming *in) {
+    const uintptr_t end = in->next + in->bytes;
+    for (uintptr_t at = in->whole_lines ? (in->next + 63) & ~(uintptr_t)63 : in->next; at < end; at += 64) {
+        _mm_prefetch((const char *)at, _MM_HINT_T0);
+        _mm_prefetch((const char *)(at + in->farther), _MM_HINT_T1);
+    }
+    in->next = end;
+}
 
 /* ---- one block, up to 2 tiles × 6 tokens ---- */
 
@@ -85,9 +116,14 @@ INLINE void columns(__m512i dot[TILES][PAGED__ACT_GROUP], const block_at *at, co
     }
 }
 
+/* Steps of `incoming` in a block of the packed format; a block of a panel is one. */
+INLINE int block_steps(const paged__weight_type type) {
+    return type == PAGED__W_Q6_K ? 8 : 4;
+}
+
 /* acc[TILES][n_tokens] goes on by one block. */
 INLINE void block(__m512 acc[TILES][PAGED__ACT_GROUP], const block_at *at, const paged__act_block *x,
-                  const int n_tokens, const source from) {
+                  incoming *in, const int n_tokens, const source from) {
     const bool by_halves = from.type == PAGED__W_Q6_K;
     const int n_passes = by_halves ? 2 : 1;
     UNROLL for (int pass = 0; pass < n_passes; pass++) {
@@ -100,6 +136,7 @@ INLINE void block(__m512 acc[TILES][PAGED__ACT_GROUP], const block_at *at, const
             }
         } else
             ROLLED for (int i = 0; i < 4; i++) {
+                bring_step(in);
                 columns(dot, at, x, i, pass, n_tokens, from);
                 if (!by_halves) columns(dot, at, x, i, 1, n_tokens, from);
             }
@@ -125,8 +162,7 @@ typedef struct task {
     int64_t n_units;           /* panel: blocks */
     const paged__act_block *x; /* of the group, at the first of the units */
     int shift;                 /* panel: log2 of zero */
-    uintptr_t next;            /* weights to bring into the cache meanwhile, maybe behind the last, … */
-    size_t next_bytes;         /* … so much a block */
+    incoming in;
 } task;
 
 enum { STRIDE = TILES * PAGED__ROW_TILE }; /* of sums */
@@ -147,10 +183,6 @@ INLINE void store_sums(float *sums, __m512 acc[TILES][PAGED__ACT_GROUP], const i
     }
 }
 
-INLINE void prefetch(uintptr_t from, size_t n) {
-    for (size_t i = 0; i < n; i += 64) _mm_prefetch((const char *)(from + i), _MM_HINT_T0);
-}
-
 /* ---- straight from the packed format ---- */
 
 INLINE void packed_units(const task *k, const int n_tokens, const paged__weight_type type) {
@@ -159,12 +191,10 @@ INLINE void packed_units(const task *k, const int n_tokens, const paged__weight_
     load_sums(acc, k->sums, k->goes_on, n_tokens);
     block_at at = {.unit = {k->tile, k->tile + paged__unit_bytes(type)}};
     const paged__act_block *x = k->x;
-    uintptr_t next = k->next;
+    incoming in = k->in;
     for (int64_t u = 0; u < k->n_units; u++) {
         ROLLED for (at.b = 0; at.b < paged__unit_blocks(type); at.b++, x += n_tokens) {
-            prefetch(next, k->next_bytes);
-            next += k->next_bytes;
-            block(acc, &at, x, n_tokens, from);
+            block(acc, &at, x, &in, n_tokens, from);
         }
         at.unit[0] += paged__unit_step(type);
         at.unit[1] += paged__unit_step(type);
@@ -180,11 +210,10 @@ INLINE void panel_blocks(const task *k, const int n_tokens, const paged__weight_
     load_sums(acc, k->sums, k->goes_on, n_tokens);
     block_at at = {.unit = {k->tile, k->tile + PANEL_BLOCK}, .shift = _mm_cvtsi32_si128(k->shift)};
     const paged__act_block *x = k->x;
-    uintptr_t next = k->next;
+    incoming in = k->in;
     ROLLED for (int64_t b = 0; b < k->n_units; b++, x += n_tokens) {
-        prefetch(next, k->next_bytes);
-        next += k->next_bytes;
-        block(acc, &at, x, n_tokens, from);
+        bring_step(&in);
+        block(acc, &at, x, &in, n_tokens, from);
         at.unit[0] += TILES * PANEL_BLOCK;
         at.unit[1] += TILES * PANEL_BLOCK;
     }
@@ -258,18 +287,18 @@ static void part_sums(float *out, const paged__matrix *w, const uint8_t *units, 
     const int64_t unit_blocks = paged__unit_blocks(w->type), step = paged__unit_step(w->type);
     const task_fn *run = packed[w->type];
     task k = {.goes_on = first_unit > 0, .tile = units, .n_units = n, .shift = paged__zero_shift(w->type)};
+    int64_t n_steps = n * unit_blocks * block_steps(w->type);
     if (through_panel(w->type, n_tokens)) {
         run = w->type == PAGED__W_Q6_K ? panel_halves : paged__has_min(w->type) ? panel_min : panel_plain;
         unpack[w->type](panel, units, n);
         unpack[w->type](panel + PANEL_BLOCK, units + paged__unit_bytes(w->type), n);
         k.tile = panel;
-        k.n_units = n * unit_blocks;
+        k.n_units = n_steps = n * unit_blocks;
     }
-    /* As many bytes as were used now, from a little ahead on, evenly over all groups. */
+    /* As many bytes as were used now, evenly over all groups. */
     const int32_t n_groups = (n_tokens + x->group - 1) / x->group;
-    k.next = (uintptr_t)units + (size_t)(n_groups > 1 ? n * step : AHEAD);
-    k.next_bytes = (size_t)PAGED_MAX(64, step / unit_blocks / n_groups);
-    const uintptr_t end = k.next + (size_t)(n * step);
+    k.in = incoming_after(units, n_groups > 1 ? n * step : 0, (n * step / n_groups + n_steps - 1) / n_steps);
+    const uintptr_t end = k.in.next + (size_t)(n * step);
     for (int32_t t = 0; t < n_tokens;) {
         const paged__group group = paged__group_of(x, token0 + t);
         PAGED_ASSERT(group.width <= PAGED__ACT_GROUP);
@@ -277,8 +306,8 @@ static void part_sums(float *out, const paged__matrix *w, const uint8_t *units, 
         k.x = paged__group_blocks(x, group) + first_unit * unit_blocks * group.width;
         run[group.width - 1](&k);
         t += group.width;
-        k.next += k.next_bytes * (size_t)(n * unit_blocks);
-        if (k.next >= end) k.next_bytes = 0;
+        k.in.next += k.in.bytes * (size_t)n_steps;
+        if (k.in.next >= end) k.in.bytes = 0;
     }
 }
 
