@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "kernels/world.h"
+#include "ops/attn.h"
 
 enum { THREADS_MAX = 5 };
 
@@ -67,7 +68,9 @@ static void plan(paged_attn *attn, const world *w, const place *p) {
                                     .first_k = p->first_k,
                                     .tail_tiles = p->tail_tiles,
                                     .n_seqs = w->n_seqs,
-                                    .max_blocks = p->max_blocks}};
+                                    .max_blocks = p->max_blocks},
+                         .n_shared = p->n_shared,
+                         .shared = p->shared};
     paged_error err;
     if (paged_attn_plan(attn, &batch, &p->kv, &err)) test_fail(__FILE__, __LINE__, "%s", err.message);
 }
@@ -129,6 +132,47 @@ static void threads_help(void) {
     }
 }
 
+/* Each has its own share of a cascade, and the states of a head that is cut are merged by all. */
+static void threads_share_prefixes(void) {
+    enum { N_SEQS = 6, PREFIX = 1024 };
+    static const struct {
+        shape s;
+        paged_shared shared;
+        int32_t n_keys[N_SEQS], n_queries[N_SEQS];
+    } cascades[] = {
+        {SHAPE(PAGED_TYPE_BF16, 8, 2, 64, 0),
+         {0, N_SEQS, PREFIX},
+         {1025, 1100, 1024, 1700, 1060, 1030},
+         {1, 1, 1, 1, 2, 1}},
+        {SHAPE(PAGED_TYPE_I8, 3, 3, 64, 0),
+         {1, 4, PREFIX},
+         {900, 1025, 1026, 1600, 1090, 70},
+         {1, 1, 1, 1, 1, 1}},
+    };
+    uint64_t rng = test_seed;
+    paged_cpu_mask(~0u);
+    for (size_t i = 0; i < sizeof cascades / sizeof cascades[0]; i++)
+        for (int32_t n = 2; n <= THREADS_MAX; n += 3) {
+            world w = world_make(cascades[i].s, N_SEQS, cascades[i].n_keys, cascades[i].n_queries,
+                                 FILL_UNIFORM, &rng);
+            world_share(&w, cascades[i].shared);
+            place p = place_make(&w, PAGED_LAYOUT_PACKED, 16, false, false, true, &rng);
+            result want = run_all(&w, &p, 1), r = result_make(&w);
+            place_share(&w, &p, cascades[i].shared);
+            crew c = {.attn = attn_make(&w, &p, n), .w = &w, .p = &p, .want = &want, .r = &r, .n = n};
+            c.n_repeats = test_long ? 1000 : 8;
+            plan(c.attn, &w, &p);
+            CHECK(c.attn->n_owns > 0);
+            run_crew(&c);
+            CHECK_EQ(c.n_wrong, 0);
+            paged_attn_free(c.attn);
+            result_free(&want);
+            result_free(&r);
+            place_free(&p);
+            world_free(&w);
+        }
+}
+
 /* Whoever takes a share does it alone here: there is nobody to help. */
 static void one_after_the_other(void) {
     uint64_t rng = test_seed;
@@ -151,5 +195,5 @@ static void one_after_the_other(void) {
     }
 }
 
-#define TESTS(X) X(threads_help) X(one_after_the_other)
+#define TESTS(X) X(threads_help) X(threads_share_prefixes) X(one_after_the_other)
 TEST_MAIN(TESTS)
