@@ -1,5 +1,5 @@
-/* linear_amx_bf16.c: quantised linear layers for AMX by products of bf16, for large models and those that are
- * told so (`linear` of paged_model_config). See linear_kernels.h for the packed weights.
+/* linear_amx_bf16.c: quantised linear layers for AMX by products of bf16, for models that are told so (`linear`
+ * of paged_model_config). See linear_kernels.h for the packed weights.
  *
  * Tiles cannot scale a block's sums, and taking them out to do it costs more than the product (linear_amx.c).
  * Here weights are scaled before they are multiplied, and an output is one sum over all columns in a tile:
