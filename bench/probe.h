@@ -55,8 +55,8 @@ typedef struct probe_read {
 } probe_read;
 
 #if defined(__x86_64__)
-/* Two lines at a time, 2 KiB ahead: what read fastest of several widths and distances, and steadily. Four at a
- * time, or 4 KiB ahead, are some requests in a row that L2 of a Xeon with AMX answers a tenth slower. */
+/* Two lines at a time, 2 KiB ahead: what read fastest of several widths and distances, and steadily. On a
+ * Xeon with AMX, four at a time or 4 KiB ahead read a tenth slower. */
 __attribute__((target("avx512f"))) static inline uint64_t probe_read_avx512(const uint8_t *p, size_t n) {
     __m512i a = _mm512_setzero_si512(), b = a;
     for (size_t i = 0; i < n; i += 128) {
