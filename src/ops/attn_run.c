@@ -91,7 +91,6 @@ static paged__step *rows_of(const paged__unit *u, const split_run *run, const pa
     step->n_rows = rows.end - rows.first;
     step->head_dim_k = attn->config.head_dim_k;
     step->head_dim_v = attn->config.head_dim_v;
-    step->looks_near = attn->kernels->looks_near;
     step->seen = (run->sees_all ? scratch->seen_all : scratch->seen) + rows.first;
     step->q = scratch->q + first * attn->q_stride;
     step->q_stride = attn->q_stride;
@@ -149,6 +148,7 @@ static void set_lines(const paged__unit *u, paged__tiles *k, paged__tiles *v) {
     k->next_lines = (row * u->kv->head_dim_k + 63) / 64;
     v->next_lines = (row * u->kv->head_dim_v + 63) / 64;
     k->n_next = v->n_next = PAGED__STEP_TILES;
+    k->looks_near = v->looks_near = u->attn->kernels->looks_near;
 }
 
 /* What is worked on after `tiles`: first this, then that. */

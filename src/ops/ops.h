@@ -56,6 +56,7 @@ typedef struct paged__tiles {
     const void *at[PAGED__STEP_TILES], *next[PAGED__TILES_AHEAD];
     const float *scale[PAGED__STEP_TILES], *next_scale[PAGED__STEP_TILES]; /* i8: [16] of each tile */
     int32_t n_next, next_lines; /* `attend`: tiles of `next`, 4 or 8; lines of each, as it lies in memory */
+    bool looks_near;            /* as the table of kernels says: which distances */
 } paged__tiles;
 
 /* Tile j, counted on through `next`. */
@@ -118,7 +119,6 @@ __attribute__((always_inline)) static inline void paged__fetch(const paged__stre
 /* What the kernels of a step work on. All rows belong to one KV head and see at least one token. */
 typedef struct paged__step {
     int32_t n_rows, head_dim_k, head_dim_v;
-    bool looks_near;          /* as the table of kernels says */
     const paged__range *seen; /* [n_rows] tokens that each row sees; first and end ascend with the row */
     paged__tiles k, v;
     const uint8_t *q; /* [n_rows] of q_stride bytes */

@@ -65,7 +65,7 @@ INLINE __m512 load_v(const void *tile, int64_t t, int64_t d, int64_t head_dim, _
     return _mm512_castsi512_ps(_mm512_and_si512(top, _mm512_set1_epi32((int)0xffff0000u)));
 }
 
-/* Few rows: one tile. `near` is the step's `looks_near`, as a constant. */
+/* Few rows: one tile. `near` is `looks_near` of the tiles, as a constant. */
 INLINE void qk_tile(const paged__step *step, int32_t first_row, int32_t tile, const int n_rows,
                     const paged_type type, const bool near) {
     const uint8_t *q = step->q + first_row * step->q_stride, *at = step->k.at[tile];
@@ -510,13 +510,13 @@ static int64_t paged__from_f32_f32_avx512(void *dst, const float *src, int64_t n
     static void qk_##name(const paged__step *step) {                                                         \
         if (step->n_rows > PAGED__FEW_ROWS)                                                                  \
             many_qk(step);                                                                                   \
-        else if (step->looks_near)                                                                           \
+        else if (step->k.looks_near)                                                                         \
             qk(step, type, true);                                                                            \
         else                                                                                                 \
             qk(step, type, false);                                                                           \
     }                                                                                                        \
     static void pv_block_##name(const paged__step *step, int32_t r, int32_t n, int32_t t0, int32_t t1) {     \
-        if (step->looks_near)                                                                                \
+        if (step->v.looks_near)                                                                              \
             pv(step, r, n, t0, t1, type, true);                                                              \
         else                                                                                                 \
             pv(step, r, n, t0, t1, type, false);                                                             \

@@ -162,7 +162,7 @@ static void qk(const paged__step *step) {
         }
         return;
     }
-    if (step->looks_near)
+    if (step->k.looks_near)
         qk_tiles(step, true);
     else
         qk_tiles(step, false);
@@ -304,7 +304,7 @@ INLINE void pv_with(const paged__step *step, const bool near) {
 }
 
 static void pv(const paged__step *step) {
-    if (step->looks_near)
+    if (step->v.looks_near)
         pv_with(step, true);
     else
         pv_with(step, false);
