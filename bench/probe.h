@@ -55,15 +55,15 @@ typedef struct probe_read {
 } probe_read;
 
 #if defined(__x86_64__)
-/* Four lines at a time, 1 KiB ahead: what read fastest of several widths and distances. */
+/* Two lines at a time, 2 KiB ahead: what read fastest of several widths and distances, and steadily. On a
+ * Xeon with AMX, four at a time or 4 KiB ahead read a tenth slower. */
 __attribute__((target("avx512f"))) static inline uint64_t probe_read_avx512(const uint8_t *p, size_t n) {
     __m512i a = _mm512_setzero_si512(), b = a;
-    for (size_t i = 0; i < n; i += 256) {
-        for (size_t j = 0; j < 256; j += 64) _mm_prefetch((const char *)p + i + 1024 + j, _MM_HINT_T0);
+    for (size_t i = 0; i < n; i += 128) {
+        _mm_prefetch((const char *)p + i + 2048, _MM_HINT_T1);
+        _mm_prefetch((const char *)p + i + 2048 + 64, _MM_HINT_T1);
         a = _mm512_or_si512(a, _mm512_load_si512(p + i));
         b = _mm512_or_si512(b, _mm512_load_si512(p + i + 64));
-        a = _mm512_or_si512(a, _mm512_load_si512(p + i + 128));
-        b = _mm512_or_si512(b, _mm512_load_si512(p + i + 192));
     }
     return (uint64_t)_mm512_reduce_or_epi64(_mm512_or_si512(a, b));
 }

@@ -148,9 +148,7 @@ static void set_lines(const paged__unit *u, paged__tiles *k, paged__tiles *v) {
     k->next_lines = (row * u->kv->head_dim_k + 63) / 64;
     v->next_lines = (row * u->kv->head_dim_v + 63) / 64;
     k->n_next = v->n_next = PAGED__STEP_TILES;
-    bool is_near = u->attn->kernels->looks_near;
-    k->far_bytes = is_near ? 2 * PAGED_MAX(PAGED__NEAR_BYTES, k->next_lines * 64) : PAGED__FAR_BYTES;
-    v->far_bytes = is_near ? 2 * PAGED_MAX(PAGED__NEAR_BYTES, v->next_lines * 64) : PAGED__FAR_BYTES;
+    k->looks_near = v->looks_near = u->attn->kernels->looks_near;
 }
 
 /* What is worked on after `tiles`: first this, then that. */

@@ -38,22 +38,25 @@ typedef struct paged__range {
 
 enum {
     PAGED__TILES_AHEAD = 2 * PAGED__STEP_TILES, /* whose place a kernel knows */
-    /* The two distances of paged__tiles, in whole tiles of at least one. */
+    /* The two distances of paged__tiles, in whole tiles of at least one … */
     PAGED__NEAR_BYTES = 4 << 10,
-    PAGED__FAR_BYTES = 16 << 10
+    PAGED__FAR_BYTES = 16 << 10,
+    /* … and to the byte, of a processor that `looks_near`. */
+    PAGED__NEARER_BYTES = 7 << 9,
+    PAGED__LESS_FAR_BYTES = 9 << 10
 };
 
 /* K or V of one step, and the tiles that are worked on after them, of K or V: `next` is the same as `at`
  * where nothing follows. Where rows are few, memory is what one waits for, and a kernel reads tile after
  * tile, each from its first byte to its last. Meanwhile it brings the tiles at two distances ahead into the
  * L2 cache, line by line, spread evenly over its work: a burst overflows the queue of misses, and a pause
- * lets it run dry. Into L2, since L1 waits for far fewer lines at once. A prefetch may be dropped, hence
- * twice. Where rows are many, `attend` brings the first n_next of `next`. */
+ * lets it run dry. Into L2, since L1 waits for far fewer lines at once (but see `looks_near`). A prefetch
+ * may be dropped, hence twice. Where rows are many, `attend` brings the first n_next of `next`. */
 typedef struct paged__tiles {
     const void *at[PAGED__STEP_TILES], *next[PAGED__TILES_AHEAD];
     const float *scale[PAGED__STEP_TILES], *next_scale[PAGED__STEP_TILES]; /* i8: [16] of each tile */
     int32_t n_next, next_lines; /* `attend`: tiles of `next`, 4 or 8; lines of each, as it lies in memory */
-    int32_t far_bytes;          /* the farther distance */
+    bool looks_near;            /* as the table of kernels says: which distances */
 } paged__tiles;
 
 /* Tile j, counted on through `next`. */
@@ -66,6 +69,51 @@ static inline const uint8_t *paged__tile_ahead(const paged__tiles *tiles, int32_
                                                int32_t tile_bytes) {
     return paged__tile_on(tiles,
                           j + PAGED_MIN(PAGED_MAX(distance_bytes / tile_bytes, 1), PAGED__TILES_AHEAD));
+}
+
+/* What comes a distance after byte `at` of a tile: (at < turn ? first : then) + at. */
+typedef struct paged__ahead {
+    const uint8_t *first, *then;
+    int64_t turn;
+} paged__ahead;
+
+static inline paged__ahead paged__ahead_of(const paged__tiles *tiles, int32_t j, int32_t distance_bytes,
+                                           int32_t tile_bytes) {
+    const int32_t last = PAGED__STEP_TILES + PAGED__TILES_AHEAD - 1;
+    int32_t i = j + distance_bytes / tile_bytes, rest = distance_bytes % tile_bytes;
+    return (paged__ahead){paged__tile_on(tiles, PAGED_MIN(i, last)) + rest,
+                          paged__tile_on(tiles, PAGED_MIN(i + 1, last)) + rest - tile_bytes,
+                          tile_bytes - rest};
+}
+
+static inline const uint8_t *paged__byte_ahead(const paged__ahead *a, int64_t at) {
+    return (at < a->turn ? a->first : a->then) + at;
+}
+
+/* What comes at the two distances. Who passes a constant `looks_near` pays for no choice. */
+typedef struct paged__stream {
+    paged__ahead near, far;
+} paged__stream;
+
+static inline paged__stream paged__stream_of(const paged__tiles *tiles, int32_t j, int32_t tile_bytes,
+                                             bool looks_near) {
+    if (looks_near)
+        return (paged__stream){paged__ahead_of(tiles, j, PAGED__NEARER_BYTES, tile_bytes),
+                               paged__ahead_of(tiles, j, PAGED__LESS_FAR_BYTES, tile_bytes)};
+    return (paged__stream){{.first = paged__tile_ahead(tiles, j, PAGED__NEAR_BYTES, tile_bytes)},
+                           {.first = paged__tile_ahead(tiles, j, PAGED__FAR_BYTES, tile_bytes)}};
+}
+
+/* Brings the two lines that come after byte `at` of the tile. */
+__attribute__((always_inline)) static inline void paged__fetch(const paged__stream *s, int64_t at,
+                                                               bool looks_near) {
+    if (looks_near) {
+        __builtin_prefetch(paged__byte_ahead(&s->near, at), 0, 3);
+        __builtin_prefetch(paged__byte_ahead(&s->far, at), 0, 2);
+    } else {
+        __builtin_prefetch(s->near.first + at, 0, 2);
+        __builtin_prefetch(s->far.first + at, 0, 2);
+    }
 }
 
 /* What the kernels of a step work on. All rows belong to one KV head and see at least one token. */
@@ -124,9 +172,11 @@ typedef struct paged__kernels {
                    int32_t n); /* out[n] = o / l or o * (1 / l), never -0 */
     /* paged__blocks_exist of tables.h; NULL: plain C. */
     bool (*blocks_exist)(const int32_t *blocks, int32_t n, int32_t n_blocks);
-    /* The farther distance of paged__tiles is twice the nearer one. On processors with AMX L2 waits for few
-     * more prefetches than L1, and its own prefetcher brings most lines: it follows requests within 4 KiB,
-     * and does so best where they are not far ahead. */
+    /* On processors with AMX L2 waits for few more prefetches than L1, and its own prefetcher brings most
+     * lines: it follows requests within 4 KiB, and does so best where they are not far ahead. What works is
+     * a line at 3.5 KiB into L1 and one at 9 KiB into L2. Multiples of 4 KiB, which whole tiles often are,
+     * are slower: pure reads of the addresses of decode, GQA 4, asked for once into L2, get 0.87 of the
+     * probe at 8 and 12 KiB and 0.90 at 6, 7 and 10. Kernels of bf16 have distances of their own. */
     bool looks_near;
     /* On 64 scores, see scores.h. NULL: those of paged__kernels_ref. */
     void (*softcap)(float *s, float cap);

@@ -53,15 +53,6 @@ INLINE int32_t tile_bytes(int32_t head_dim, const paged_type type) {
     return PAGED_TILE * head_dim * (type == PAGED_TYPE_F32 ? 4 : 2);
 }
 
-INLINE void prefetch_k(const void *tile, int64_t d, const paged_type type) {
-    _mm_prefetch((const char *)tile + d * (type == PAGED_TYPE_F32 ? 64 : 32), _MM_HINT_T1);
-}
-
-INLINE void prefetch_v(const void *tile, int64_t t, int64_t d, int64_t head_dim, const paged_type type) {
-    int64_t element = (t * head_dim + d) * (type == PAGED_TYPE_F32 ? 4 : 2);
-    _mm_prefetch((const char *)tile + element, _MM_HINT_T1);
-}
-
 /* Token t of the tile, elements d … d + 15; only those under the mask are read. */
 INLINE __m512 load_v(const void *tile, int64_t t, int64_t d, int64_t head_dim, __mmask16 mask,
                      const paged_type type) {
@@ -74,22 +65,17 @@ INLINE __m512 load_v(const void *tile, int64_t t, int64_t d, int64_t head_dim, _
     return _mm512_castsi512_ps(_mm512_and_si512(top, _mm512_set1_epi32((int)0xffff0000u)));
 }
 
-/* Few rows: one tile. */
+/* Few rows: one tile. `near` is `looks_near` of the tiles, as a constant. */
 INLINE void qk_tile(const paged__step *step, int32_t first_row, int32_t tile, const int n_rows,
-                    const paged_type type) {
-    const uint8_t *q = step->q + first_row * step->q_stride, *at = step->k.at[tile],
-                  *near = paged__tile_ahead(&step->k, tile, PAGED__NEAR_BYTES,
-                                            tile_bytes(step->head_dim_k, type)),
-                  *far = paged__tile_ahead(&step->k, tile, step->k.far_bytes,
-                                           tile_bytes(step->head_dim_k, type));
+                    const paged_type type, const bool near) {
+    const uint8_t *q = step->q + first_row * step->q_stride, *at = step->k.at[tile];
+    const paged__stream f = paged__stream_of(&step->k, tile, tile_bytes(step->head_dim_k, type), near);
+    const int32_t d_bytes = type == PAGED_TYPE_F32 ? 64 : 32;
     __m512 acc[ROWS];
     UNROLL for (int r = 0; r < n_rows; r++) acc[r] = _mm512_setzero_ps();
     for (int64_t d = 0; d < step->head_dim_k; d++) {
         __m512 k = load_k(at, d, type);
-        if (first_row == 0) {
-            prefetch_k(near, d, type);
-            prefetch_k(far, d, type);
-        }
+        if (first_row == 0 && d * d_bytes % 64 == 0) paged__fetch(&f, d * d_bytes, near);
         UNROLL for (int r = 0; r < n_rows; r++) {
             __m512 qd = _mm512_set1_ps(((const float *)(const void *)(q + r * step->q_stride))[d]);
             acc[r] = _mm512_fmadd_ps(qd, k, acc[r]);
@@ -99,44 +85,46 @@ INLINE void qk_tile(const paged__step *step, int32_t first_row, int32_t tile, co
     UNROLL for (int r = 0; r < n_rows; r++) _mm512_storeu_ps(s + r * PAGED_ATTN_STEP, acc[r]);
 }
 
-INLINE void qk_few(const paged__step *step, int32_t tile, int32_t r, int32_t n, const paged_type type) {
+INLINE void qk_few(const paged__step *step, int32_t tile, int32_t r, int32_t n, const paged_type type,
+                   const bool near) {
     switch (n) {
     case 1:
-        qk_tile(step, r, tile, 1, type);
+        qk_tile(step, r, tile, 1, type, near);
         break;
     case 2:
-        qk_tile(step, r, tile, 2, type);
+        qk_tile(step, r, tile, 2, type, near);
         break;
     case 3:
-        qk_tile(step, r, tile, 3, type);
+        qk_tile(step, r, tile, 3, type, near);
         break;
     case 4:
-        qk_tile(step, r, tile, 4, type);
+        qk_tile(step, r, tile, 4, type, near);
         break;
     case 5:
-        qk_tile(step, r, tile, 5, type);
+        qk_tile(step, r, tile, 5, type, near);
         break;
     default:
-        qk_tile(step, r, tile, 6, type);
+        qk_tile(step, r, tile, 6, type, near);
         break;
     }
 }
 
-INLINE void qk(const paged__step *step, const paged_type type) {
+INLINE void qk(const paged__step *step, const paged_type type, const bool near) {
     const paged__range *seen = step->seen;
     int32_t last = (seen[step->n_rows - 1].end - 1) / PAGED_TILE;
     for (int32_t tile = seen[0].first / PAGED_TILE; tile <= last; tile++)
         for (int32_t r = 0, n; r < step->n_rows; r += n) {
             n = paged__next_rows(step->n_rows - r, ROWS);
-            qk_few(step, tile, r, n, type);
+            qk_few(step, tile, r, n, type, near);
         }
 }
 
 /* n_vecs vectors of 16 elements from d on; `mask` is for the last of them. */
 INLINE void pv_rows(const paged__step *step, int32_t first_row, int32_t t0, int32_t t1, int64_t d,
-                    __mmask16 mask, const int n_rows, const int n_vecs, const paged_type type) {
+                    __mmask16 mask, const int n_rows, const int n_vecs, const paged_type type,
+                    const bool near) {
     int64_t head_dim = step->head_dim_v;
-    int32_t bytes = tile_bytes(step->head_dim_v, type);
+    const int32_t bytes = tile_bytes(step->head_dim_v, type), size = type == PAGED_TYPE_F32 ? 4 : 2;
     float *o = step->o + first_row * step->o_stride + d;
     const uint8_t *p = step->p + first_row * step->p_stride;
     __m512 acc[ROWS][4];
@@ -145,9 +133,8 @@ INLINE void pv_rows(const paged__step *step, int32_t first_row, int32_t t0, int3
     }
     for (int64_t t = t0; t < t1;) {
         int32_t index = (int32_t)(t / PAGED_TILE);
-        const void *tile = step->v.at[index],
-                   *near = paged__tile_ahead(&step->v, index, PAGED__NEAR_BYTES, bytes),
-                   *far = paged__tile_ahead(&step->v, index, step->v.far_bytes, bytes);
+        const void *tile = step->v.at[index];
+        const paged__stream f = paged__stream_of(&step->v, index, bytes, near);
         int64_t end = PAGED_MIN((t / PAGED_TILE + 1) * PAGED_TILE, (int64_t)t1);
         for (; t < end; t++) {
             __m512 v[4];
@@ -155,8 +142,7 @@ INLINE void pv_rows(const paged__step *step, int32_t first_row, int32_t t0, int3
                 v[j] =
                     load_v(tile, t % PAGED_TILE, d + j * 16, head_dim, j == n_vecs - 1 ? mask : 0xffff, type);
                 if (type != PAGED_TYPE_F32 && j % 2 != 0) continue;
-                prefetch_v(near, t % PAGED_TILE, d + j * 16, head_dim, type);
-                prefetch_v(far, t % PAGED_TILE, d + j * 16, head_dim, type);
+                paged__fetch(&f, (t % PAGED_TILE * head_dim + d + j * 16) * size, near);
             }
             UNROLL for (int r = 0; r < n_rows; r++) {
                 __m512 weight = _mm512_set1_ps(((const float *)(const void *)(p + r * step->p_stride))[t]);
@@ -170,43 +156,45 @@ INLINE void pv_rows(const paged__step *step, int32_t first_row, int32_t t0, int3
 }
 
 INLINE void pv_dims(const paged__step *step, int32_t r, int32_t t0, int32_t t1, const int n_rows,
-                    const paged_type type) {
+                    const paged_type type, const bool near) {
     int32_t d = 0, dv = step->head_dim_v;
-    for (; d + 64 <= dv; d += 64) pv_rows(step, r, t0, t1, d, 0xffff, n_rows, 4, type);
-    for (; d + 32 <= dv; d += 32) pv_rows(step, r, t0, t1, d, 0xffff, n_rows, 2, type);
+    for (; d + 64 <= dv; d += 64) pv_rows(step, r, t0, t1, d, 0xffff, n_rows, 4, type, near);
+    for (; d + 32 <= dv; d += 32) pv_rows(step, r, t0, t1, d, 0xffff, n_rows, 2, type, near);
     for (; d < dv; d += 16)
-        pv_rows(step, r, t0, t1, d, (__mmask16)(0xffffu >> (16 - PAGED_MIN(dv - d, 16))), n_rows, 1, type);
+        pv_rows(step, r, t0, t1, d, (__mmask16)(0xffffu >> (16 - PAGED_MIN(dv - d, 16))), n_rows, 1, type,
+                near);
 }
 
 INLINE void pv_block(const paged__step *step, int32_t r, int32_t n, int32_t t0, int32_t t1,
-                     const paged_type type) {
+                     const paged_type type, const bool near) {
     switch (n) {
     case 1:
-        pv_dims(step, r, t0, t1, 1, type);
+        pv_dims(step, r, t0, t1, 1, type, near);
         break;
     case 2:
-        pv_dims(step, r, t0, t1, 2, type);
+        pv_dims(step, r, t0, t1, 2, type, near);
         break;
     case 3:
-        pv_dims(step, r, t0, t1, 3, type);
+        pv_dims(step, r, t0, t1, 3, type, near);
         break;
     case 4:
-        pv_dims(step, r, t0, t1, 4, type);
+        pv_dims(step, r, t0, t1, 4, type, near);
         break;
     case 5:
-        pv_dims(step, r, t0, t1, 5, type);
+        pv_dims(step, r, t0, t1, 5, type, near);
         break;
     default:
-        pv_dims(step, r, t0, t1, 6, type);
+        pv_dims(step, r, t0, t1, 6, type, near);
         break;
     }
 }
 
 /* Tile by tile, so that a tile is in L1 while the passes go over it. */
-INLINE void pv(const paged__step *step, int32_t r, int32_t n, int32_t t0, int32_t t1, const paged_type type) {
+INLINE void pv(const paged__step *step, int32_t r, int32_t n, int32_t t0, int32_t t1, const paged_type type,
+               const bool near) {
     for (int32_t t = t0, end; t < t1; t = end) {
         end = PAGED_MIN((t / PAGED_TILE + 1) * PAGED_TILE, t1);
-        pv_block(step, r, n, t, end, type);
+        pv_block(step, r, n, t, end, type, near);
     }
 }
 
@@ -522,11 +510,16 @@ static int64_t paged__from_f32_f32_avx512(void *dst, const float *src, int64_t n
     static void qk_##name(const paged__step *step) {                                                         \
         if (step->n_rows > PAGED__FEW_ROWS)                                                                  \
             many_qk(step);                                                                                   \
+        else if (step->k.looks_near)                                                                         \
+            qk(step, type, true);                                                                            \
         else                                                                                                 \
-            qk(step, type);                                                                                  \
+            qk(step, type, false);                                                                           \
     }                                                                                                        \
     static void pv_block_##name(const paged__step *step, int32_t r, int32_t n, int32_t t0, int32_t t1) {     \
-        pv(step, r, n, t0, t1, type);                                                                        \
+        if (step->v.looks_near)                                                                              \
+            pv(step, r, n, t0, t1, type, true);                                                              \
+        else                                                                                                 \
+            pv(step, r, n, t0, t1, type, false);                                                             \
     }                                                                                                        \
     static void pv_##name(const paged__step *step) {                                                         \
         if (step->n_rows > PAGED__FEW_ROWS)                                                                  \

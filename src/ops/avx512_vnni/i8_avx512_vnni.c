@@ -46,14 +46,12 @@ INLINE void store_scores(const paged__step *step, int32_t i, int32_t j, __m512i 
 
 /* Few rows, r … r + n - 1, against one tile. Up to four rows take the lines in turns for two sums each: one
  * would wait for itself. The first of all rows bring in what comes. */
-INLINE void qk_tile(const paged__step *step, int32_t r, const int n, int32_t tile) {
+INLINE void qk_tile(const paged__step *step, int32_t r, const int n, int32_t tile, const bool near) {
     const int n_sums = n <= 4 ? 2 : 1;
     const int32_t dk = step->head_dim_k, tile_bytes = (dk + 3) / 4 * 64;
-    const uint8_t *at = step->k.at[tile], *near = at, *far = at;
-    if (r == 0) {
-        near = paged__tile_ahead(&step->k, tile, PAGED__NEAR_BYTES, tile_bytes);
-        far = paged__tile_ahead(&step->k, tile, step->k.far_bytes, tile_bytes);
-    }
+    const uint8_t *at = step->k.at[tile];
+    paged__stream f = {0};
+    if (r == 0) f = paged__stream_of(&step->k, tile, tile_bytes, near);
     const paged__i8_q *q[QK_FEW];
     __m512i acc[QK_FEW][2];
     UNROLL for (int i = 0; i < n; i++) {
@@ -66,10 +64,7 @@ INLINE void qk_tile(const paged__step *step, int32_t r, const int n, int32_t til
             int64_t e = d + 4 * j;
             if (j > 0 && e >= dk) break;
             __m512i k = _mm512_loadu_si512(at + e * PAGED_TILE);
-            if (r == 0) {
-                _mm_prefetch((const char *)near + e * PAGED_TILE, _MM_HINT_T1);
-                _mm_prefetch((const char *)far + e * PAGED_TILE, _MM_HINT_T1);
-            }
+            if (r == 0) paged__fetch(&f, e * PAGED_TILE, near);
             UNROLL for (int i = 0; i < n; i++) acc[i][j] =
                 add_products(acc[i][j], k, broadcast4(q[i]->q + e));
         }
@@ -78,31 +73,31 @@ INLINE void qk_tile(const paged__step *step, int32_t r, const int n, int32_t til
         store_scores(step, r + i, tile, _mm512_add_epi32(acc[i][0], acc[i][1]));
 }
 
-INLINE void qk_few(const paged__step *step, int32_t r, int32_t n, int32_t tile) {
+INLINE void qk_few(const paged__step *step, int32_t r, int32_t n, int32_t tile, const bool near) {
     switch (n) {
     case 1:
-        qk_tile(step, r, 1, tile);
+        qk_tile(step, r, 1, tile, near);
         break;
     case 2:
-        qk_tile(step, r, 2, tile);
+        qk_tile(step, r, 2, tile, near);
         break;
     case 3:
-        qk_tile(step, r, 3, tile);
+        qk_tile(step, r, 3, tile, near);
         break;
     case 4:
-        qk_tile(step, r, 4, tile);
+        qk_tile(step, r, 4, tile, near);
         break;
     case 5:
-        qk_tile(step, r, 5, tile);
+        qk_tile(step, r, 5, tile, near);
         break;
     case 6:
-        qk_tile(step, r, 6, tile);
+        qk_tile(step, r, 6, tile, near);
         break;
     case 7:
-        qk_tile(step, r, 7, tile);
+        qk_tile(step, r, 7, tile, near);
         break;
     default:
-        qk_tile(step, r, 8, tile);
+        qk_tile(step, r, 8, tile, near);
         break;
     }
 }
@@ -146,6 +141,15 @@ INLINE void qk_block(const paged__step *step, int32_t r, int32_t n) {
     }
 }
 
+/* Few rows: tile after tile. */
+INLINE void qk_tiles(const paged__step *step, const bool near) {
+    for (int32_t tile = 0; tile < PAGED__STEP_TILES; tile++)
+        for (int32_t r = 0, n; r < step->n_rows; r += n) {
+            n = paged__next_rows(step->n_rows - r, QK_FEW);
+            qk_few(step, r, n, tile, near);
+        }
+}
+
 static void qk(const paged__step *step) {
     for (int j = 0; j < PAGED__STEP_TILES; j++) {
         _mm_prefetch((const char *)step->k.next_scale[j], _MM_HINT_T1);
@@ -158,11 +162,10 @@ static void qk(const paged__step *step) {
         }
         return;
     }
-    for (int32_t tile = 0; tile < PAGED__STEP_TILES; tile++)
-        for (int32_t r = 0, n; r < step->n_rows; r += n) {
-            n = paged__next_rows(step->n_rows - r, QK_FEW);
-            qk_few(step, r, n, tile);
-        }
+    if (step->k.looks_near)
+        qk_tiles(step, true);
+    else
+        qk_tiles(step, false);
 }
 
 /* ---- weights ---- */
@@ -221,16 +224,13 @@ typedef struct pv_work {
 
 /* The elements d … d + 15 of V, of which those under the mask exist. With `brings`, what comes is
  * brought in. */
-INLINE void pv_lanes(const pv_work *w, const uint8_t *v, const uint8_t *near, const uint8_t *far, bool brings,
+INLINE void pv_lanes(const pv_work *w, const uint8_t *v, const paged__stream *f, bool brings, const bool near,
                      int64_t group_bytes, int64_t d, const int n, __mmask16 mask) {
     __m512i sum[PV_ROWS];
     UNROLL for (int i = 0; i < n; i++) sum[i] = _mm512_setzero_si512();
     UNROLL for (int g = 0; g < GROUPS; g++) {
         __m512i four = _mm512_maskz_loadu_epi32(mask, v + g * group_bytes + d * 4);
-        if (brings) {
-            _mm_prefetch((const char *)near + g * group_bytes + d * 4, _MM_HINT_T1);
-            _mm_prefetch((const char *)far + g * group_bytes + d * 4, _MM_HINT_T1);
-        }
+        if (brings) paged__fetch(f, g * group_bytes + d * 4, near);
         UNROLL for (int i = 0; i < n; i++) sum[i] = add_products(sum[i], w->weight[i][g], four);
     }
     UNROLL for (int i = 0; i < n; i++) {
@@ -239,13 +239,11 @@ INLINE void pv_lanes(const pv_work *w, const uint8_t *v, const uint8_t *near, co
     }
 }
 
-INLINE void pv_tile(const paged__step *step, int32_t r, int32_t j, const int n) {
+INLINE void pv_tile(const paged__step *step, int32_t r, int32_t j, const int n, const bool near) {
     const int32_t tile_bytes = step->head_dim_v * PAGED_TILE;
-    const uint8_t *v = step->v.at[j], *near = v, *far = v;
-    if (r == 0) {
-        near = paged__tile_ahead(&step->v, j, PAGED__NEAR_BYTES, tile_bytes);
-        far = paged__tile_ahead(&step->v, j, step->v.far_bytes, tile_bytes);
-    }
+    const uint8_t *v = step->v.at[j];
+    paged__stream f = {0};
+    if (r == 0) f = paged__stream_of(&step->v, j, tile_bytes, near);
     int64_t dv = step->head_dim_v, d = 0;
     pv_work w;
     UNROLL for (int i = 0; i < n; i++) {
@@ -257,50 +255,59 @@ INLINE void pv_tile(const paged__step *step, int32_t r, int32_t j, const int n) 
     }
     const bool brings = r == 0;
     if (brings) /* with a test in each turn it would be slower */
-        for (; d + 16 <= dv; d += 16) pv_lanes(&w, v, near, far, true, dv * 4, d, n, 0xffff);
+        for (; d + 16 <= dv; d += 16) pv_lanes(&w, v, &f, true, near, dv * 4, d, n, 0xffff);
     else
-        for (; d + 16 <= dv; d += 16) pv_lanes(&w, v, near, far, false, dv * 4, d, n, 0xffff);
-    if (d < dv) pv_lanes(&w, v, near, far, brings, dv * 4, d, n, (__mmask16)(0xffffu >> (16 - (dv - d))));
+        for (; d + 16 <= dv; d += 16) pv_lanes(&w, v, &f, false, near, dv * 4, d, n, 0xffff);
+    if (d < dv) pv_lanes(&w, v, &f, brings, near, dv * 4, d, n, (__mmask16)(0xffffu >> (16 - (dv - d))));
 }
 
 /* Rows r … r + n - 1 against the tiles first … last, of which some may see nothing: weights and scales of
  * zero make up for it. */
-INLINE void pv_rows(const paged__step *step, int32_t r, const int n, int32_t first, int32_t last) {
-    for (int32_t j = first; j <= last; j++) pv_tile(step, r, j, n);
+INLINE void pv_rows(const paged__step *step, int32_t r, const int n, int32_t first, int32_t last,
+                    const bool near) {
+    for (int32_t j = first; j <= last; j++) pv_tile(step, r, j, n, near);
 }
 
-INLINE void pv_block(const paged__step *step, int32_t r, int32_t n, int32_t first, int32_t last) {
+INLINE void pv_block(const paged__step *step, int32_t r, int32_t n, int32_t first, int32_t last,
+                     const bool near) {
     switch (n) {
     case 1:
-        pv_rows(step, r, 1, first, last);
+        pv_rows(step, r, 1, first, last, near);
         break;
     case 2:
-        pv_rows(step, r, 2, first, last);
+        pv_rows(step, r, 2, first, last, near);
         break;
     case 3:
-        pv_rows(step, r, 3, first, last);
+        pv_rows(step, r, 3, first, last, near);
         break;
     default:
-        pv_rows(step, r, 4, first, last);
+        pv_rows(step, r, 4, first, last, near);
         break;
     }
 }
 
-static void pv(const paged__step *step) {
+INLINE void pv_with(const paged__step *step, const bool near) {
     const paged__range *seen = step->seen;
     int32_t first = seen[0].first / PAGED_TILE, last = (seen[step->n_rows - 1].end - 1) / PAGED_TILE;
     if (step->n_rows <= FEW) {
         for (int32_t tile = first; tile <= last; tile++)
             for (int32_t r = 0, n; r < step->n_rows; r += n) {
                 n = paged__next_rows(step->n_rows - r, PV_ROWS);
-                pv_block(step, r, n, tile, tile);
+                pv_block(step, r, n, tile, tile, near);
             }
         return;
     }
     for (int32_t r = 0, n; r < step->n_rows; r += n) {
         n = paged__next_rows(step->n_rows - r, PV_ROWS);
-        pv_block(step, r, n, seen[r].first / PAGED_TILE, (seen[r + n - 1].end - 1) / PAGED_TILE);
+        pv_block(step, r, n, seen[r].first / PAGED_TILE, (seen[r + n - 1].end - 1) / PAGED_TILE, near);
     }
+}
+
+static void pv(const paged__step *step) {
+    if (step->v.looks_near)
+        pv_with(step, true);
+    else
+        pv_with(step, false);
 }
 
 const paged__type_kernels paged__avx512_vnni_i8 = {.q_bytes = paged__q_bytes_i8,
