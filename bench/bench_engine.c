@@ -137,14 +137,7 @@ static void read_part(void *user, int32_t ith, int32_t nth) {
     ours *o = user;
     const size_t part = o->model->packed_bytes / (size_t)nth / 4096 * 4096;
     const uint8_t *begin = o->model->packed + (size_t)ith * part;
-    uint64_t seen;
-#if defined(__x86_64__)
-    if (paged_cpu_flags() & PAGED_CPU_AVX512)
-        seen = probe_read_avx512(begin, part);
-    else
-#endif
-        seen = probe_read_plain(begin, part);
-    atomic_fetch_or_explicit(&o->sink, seen, memory_order_relaxed);
+    atomic_fetch_or_explicit(&o->sink, probe_read_all(begin, part), memory_order_relaxed);
 }
 
 static int64_t read_weights(void *self) {

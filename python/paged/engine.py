@@ -148,7 +148,7 @@ class LLM:
     budget_bytes  a pool above it is refused with both numbers; None: memory_bytes()
     kv_type       "auto" (bf16 where the processor multiplies it, else f16; `info` says which), "f16", "f32", "bf16", "i8"
     linear        "auto", "int8", or "bf16" where the processor has AMX: how linear layers multiply quantised weights
-                  (auto: bf16 there if the model is large)
+                  (auto: int8; bf16 is faster for prompts and many requests, slower for one)
     threads       0: as many as this process has CPUs
     prefix_cache  False: requests share nothing
     ring_tokens   tokens that a stream's reader may lag behind; None: any number

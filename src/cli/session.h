@@ -44,8 +44,10 @@ extern const char *const paged__log_levels[];     /* index: paged_log_level */
 #define PAGED__LINEAR_ROW(T, field)                                                                          \
     {                                                                                                        \
         PAGED__OPTION_CHOICE, 0, "linear", "TYPE", offsetof(T, field), 0, 0, paged__linear_choices,          \
-            "auto, int8 or bf16: how linear layers multiply quantised weights\n(default: auto, bf16 where "  \
-            "the processor has AMX and the model is\nlarge, else int8)"                                      \
+            "auto, int8 or bf16: how linear layers multiply quantised weights\n(default: auto, which is "    \
+            "int8); bf16, on processors with AMX, is\nfaster for long prompts and many requests, slower "    \
+            "for "                                                                                           \
+            "one"                                                                                            \
     }
 
 #define PAGED__MODEL_ROW(T, field)                                                                           \

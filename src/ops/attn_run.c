@@ -91,6 +91,7 @@ static paged__step *rows_of(const paged__unit *u, const split_run *run, const pa
     step->n_rows = rows.end - rows.first;
     step->head_dim_k = attn->config.head_dim_k;
     step->head_dim_v = attn->config.head_dim_v;
+    step->k.looks_near = step->v.looks_near = attn->kernels->looks_near;
     step->seen = (run->sees_all ? scratch->seen_all : scratch->seen) + rows.first;
     step->q = scratch->q + first * attn->q_stride;
     step->q_stride = attn->q_stride;
@@ -148,7 +149,6 @@ static void set_lines(const paged__unit *u, paged__tiles *k, paged__tiles *v) {
     k->next_lines = (row * u->kv->head_dim_k + 63) / 64;
     v->next_lines = (row * u->kv->head_dim_v + 63) / 64;
     k->n_next = v->n_next = PAGED__STEP_TILES;
-    k->looks_near = v->looks_near = u->attn->kernels->looks_near;
 }
 
 /* What is worked on after `tiles`: first this, then that. */

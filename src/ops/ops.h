@@ -50,8 +50,8 @@ enum {
  * where nothing follows. Where rows are few, memory is what one waits for, and a kernel reads tile after
  * tile, each from its first byte to its last. Meanwhile it brings the tiles at two distances ahead into the
  * L2 cache, line by line, spread evenly over its work: a burst overflows the queue of misses, and a pause
- * lets it run dry. Into L2, since L1 waits for far fewer lines at once (but see `looks_near`). A prefetch
- * may be dropped, hence twice. Where rows are many, `attend` brings the first n_next of `next`. */
+ * lets it run dry. Into L2, since L1 waits for far fewer lines at once; the nearer into L1 with `looks_near`.
+ * A prefetch may be dropped, hence twice. Where rows are many, `attend` brings the first n_next of `next`. */
 typedef struct paged__tiles {
     const void *at[PAGED__STEP_TILES], *next[PAGED__TILES_AHEAD];
     const float *scale[PAGED__STEP_TILES], *next_scale[PAGED__STEP_TILES]; /* i8: [16] of each tile */
@@ -71,23 +71,27 @@ static inline const uint8_t *paged__tile_ahead(const paged__tiles *tiles, int32_
                           j + PAGED_MIN(PAGED_MAX(distance_bytes / tile_bytes, 1), PAGED__TILES_AHEAD));
 }
 
-/* What comes a distance after byte `at` of a tile: (at < turn ? first : then) + at. */
+/* What comes a distance after byte `at` of a tile: (at < turn ? first : then) + at. Addresses, since `then`
+ * may lie before the pool. */
 typedef struct paged__ahead {
-    const uint8_t *first, *then;
+    uintptr_t first, then;
     int64_t turn;
 } paged__ahead;
 
+/* The same distance for all tiles of a step, so that each line comes once: of small tiles what keeps the last
+ * one's within the tiles that are known. */
 static inline paged__ahead paged__ahead_of(const paged__tiles *tiles, int32_t j, int32_t distance_bytes,
                                            int32_t tile_bytes) {
-    const int32_t last = PAGED__STEP_TILES + PAGED__TILES_AHEAD - 1;
-    int32_t i = j + distance_bytes / tile_bytes, rest = distance_bytes % tile_bytes;
-    return (paged__ahead){paged__tile_on(tiles, PAGED_MIN(i, last)) + rest,
-                          paged__tile_on(tiles, PAGED_MIN(i + 1, last)) + rest - tile_bytes,
+    distance_bytes = PAGED_MIN(distance_bytes, PAGED__TILES_AHEAD * tile_bytes - tile_bytes / 2);
+    const int32_t i = j + distance_bytes / tile_bytes, rest = distance_bytes % tile_bytes;
+    const uintptr_t first = (uintptr_t)paged__tile_on(tiles, i),
+                    then = (uintptr_t)paged__tile_on(tiles, i + 1);
+    return (paged__ahead){first + (uintptr_t)rest, then + (uintptr_t)rest - (uintptr_t)tile_bytes,
                           tile_bytes - rest};
 }
 
-static inline const uint8_t *paged__byte_ahead(const paged__ahead *a, int64_t at) {
-    return (at < a->turn ? a->first : a->then) + at;
+static inline const void *paged__byte_ahead(const paged__ahead *a, int64_t at) {
+    return (const void *)((at < a->turn ? a->first : a->then) + (uintptr_t)at);
 }
 
 /* What comes at the two distances. Who passes a constant `looks_near` pays for no choice. */
@@ -100,8 +104,8 @@ static inline paged__stream paged__stream_of(const paged__tiles *tiles, int32_t 
     if (looks_near)
         return (paged__stream){paged__ahead_of(tiles, j, PAGED__NEARER_BYTES, tile_bytes),
                                paged__ahead_of(tiles, j, PAGED__LESS_FAR_BYTES, tile_bytes)};
-    return (paged__stream){{.first = paged__tile_ahead(tiles, j, PAGED__NEAR_BYTES, tile_bytes)},
-                           {.first = paged__tile_ahead(tiles, j, PAGED__FAR_BYTES, tile_bytes)}};
+    return (paged__stream){{.first = (uintptr_t)paged__tile_ahead(tiles, j, PAGED__NEAR_BYTES, tile_bytes)},
+                           {.first = (uintptr_t)paged__tile_ahead(tiles, j, PAGED__FAR_BYTES, tile_bytes)}};
 }
 
 /* Brings the two lines that come after byte `at` of the tile. */
@@ -111,8 +115,8 @@ __attribute__((always_inline)) static inline void paged__fetch(const paged__stre
         __builtin_prefetch(paged__byte_ahead(&s->near, at), 0, 3);
         __builtin_prefetch(paged__byte_ahead(&s->far, at), 0, 2);
     } else {
-        __builtin_prefetch(s->near.first + at, 0, 2);
-        __builtin_prefetch(s->far.first + at, 0, 2);
+        __builtin_prefetch((const void *)(s->near.first + (uintptr_t)at), 0, 2);
+        __builtin_prefetch((const void *)(s->far.first + (uintptr_t)at), 0, 2);
     }
 }
 

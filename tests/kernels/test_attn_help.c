@@ -132,7 +132,7 @@ static void threads_help(void) {
     }
 }
 
-/* Each has its own share of a cascade, and the states of a head that is cut are merged by all. */
+/* Each has its own share of a cascade; states of a head that is cut are merged by all. */
 static void threads_share_prefixes(void) {
     enum { N_SEQS = 6, PREFIX = 1024 };
     static const struct {
@@ -144,6 +144,10 @@ static void threads_share_prefixes(void) {
          {0, N_SEQS, PREFIX},
          {1025, 1100, 1024, 1700, 1060, 1030},
          {1, 1, 1, 1, 2, 1}},
+        {SHAPE(PAGED_TYPE_F16, 4, 4, 32, 0),
+         {0, 3, PREFIX},
+         {1025, 1100, 1024, 70, 1, 2},
+         {1, 1, 1, 1, 1, 1}},
         {SHAPE(PAGED_TYPE_I8, 3, 3, 64, 0),
          {1, 4, PREFIX},
          {900, 1025, 1026, 1600, 1090, 70},
@@ -162,7 +166,7 @@ static void threads_share_prefixes(void) {
             crew c = {.attn = attn_make(&w, &p, n), .w = &w, .p = &p, .want = &want, .r = &r, .n = n};
             c.n_repeats = test_long ? 1000 : 8;
             plan(c.attn, &w, &p);
-            CHECK(c.attn->n_owns > 0);
+            CHECK(c.attn->n_owns > 0 && (n < THREADS_MAX || paged_attn_needs_merge(c.attn)));
             run_crew(&c);
             CHECK_EQ(c.n_wrong, 0);
             paged_attn_free(c.attn);

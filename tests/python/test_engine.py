@@ -134,7 +134,7 @@ def test_cache_config_of_the_document(model):
 
 
 def test_linear(model):
-    """A small model is int8 unless bf16 is asked for, which takes AMX."""
+    """Weights are multiplied as int8 unless bf16 is asked for, which takes AMX."""
     with paged.LLM(model, linear="int8", max_blocks=20) as llm, paged.LLM(model, max_blocks=20) as plain:
         assert llm.info["linear_kernels"] == plain.info["linear_kernels"] and not llm.info["linear_kernels"].startswith("amx_bf16")
         with_amx = plain.info["linear_kernels"].startswith("amx, ")

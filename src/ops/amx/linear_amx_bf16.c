@@ -1,5 +1,5 @@
-/* linear_amx_bf16.c: quantised linear layers for AMX by products of bf16, for models that are told so (`linear`
- * of paged_model_config). See linear_kernels.h for the packed weights.
+/* linear_amx_bf16.c: quantised linear layers for AMX by products of bf16, for models that are told so
+ * (`linear` of paged_model_config). See linear_kernels.h for the packed weights.
  *
  * Tiles cannot scale a block's sums, and taking them out to do it costs more than the product (linear_amx.c).
  * Here weights are scaled before they are multiplied, and an output is one sum over all columns in a tile:
@@ -190,8 +190,9 @@ INLINE void unpack_block(uint8_t *to, const uint8_t *unit, int64_t b, __m512h up
     const __m512h m = adds ? addend_for_line(unit, b, up, d, type) : _mm512_setzero_ph();
     UNROLL for (int line = 0; line < 16; line++) {
         if (ahead && line % 3 == 0 && line / 3 * LINE < AHEAD_TILE) {
-            _mm_prefetch((const char *)ahead + line / 3 * LINE, _MM_HINT_T0);
-            _mm_prefetch((const char *)ahead + FARTHER + line / 3 * LINE, _MM_HINT_T1);
+            const uintptr_t at = ahead + (uintptr_t)(line / 3 * LINE);
+            _mm_prefetch((const char *)at, _MM_HINT_T0);
+            _mm_prefetch((const char *)(at + FARTHER), _MM_HINT_T1);
         }
         const __m512h q = line_of(block, line / 4, line % 4, table, type), scale = line % 2 ? d_second : d;
         const __m512h w = adds ? _mm512_fmadd_ph(q, scale, m) : _mm512_mul_ph(q, scale);

@@ -34,8 +34,9 @@ enum {
 
 /* ---- what comes into the cache meanwhile ---- */
 
-/* Weights from `next` on, maybe behind the last: so many bytes a step of the work into L1, and what lies
- * `farther` into L2. Lines from where a step begins, or only those that begin in it. */
+/* Weights from `next` on, maybe behind the last: so many bytes a step of the work into L1, and, if `farther`
+ * is not 0, what lies so much farther into L2. Lines from where a step begins, or only those that begin in
+ * it. */
 typedef struct incoming {
     uintptr_t next;
     size_t bytes, farther;
@@ -47,19 +48,22 @@ typedef struct incoming {
  * A processor with AMX (measured on one) has few places for lines that are on their way to L1; most of what
  * memory gives comes by its own prefetcher, which follows requests within 4 KiB. Two requests for a line, in
  * steps and not in bursts, the first not over 3 KiB before the second, read weights as fast as nothing but
- * loads would, from L3 as from memory; one request 8 KiB ahead at 0.7 of that. Others (measured on Zen 4 and
- * 5) do best with the one. */
+ * loads would, from L3 as from memory; one request 8 KiB ahead at 0.7 of that. For one group a line in two
+ * steps is asked for by both, which pays, since requests are dropped where too many are under way; where
+ * groups share, lines come slowly enough. Others do with one request (distance measured on Zen 4 and 5). */
 static incoming incoming_after(const uint8_t *units, int64_t part_bytes, int64_t step_bytes) {
+    enum { NEAR = 3072, FARTHER = 3072, WITHOUT_AMX = 8192 };
     const bool has_amx = (paged_cpu_flags() & PAGED_CPU_AMX) != 0, is_shared = part_bytes > 0;
-    const size_t near = is_shared ? (size_t)part_bytes : has_amx ? 3072 : 8192;
-    return (incoming){(uintptr_t)units + near, (size_t)step_bytes, has_amx ? 3072 : 0, is_shared};
+    const size_t distance = is_shared ? (size_t)part_bytes : has_amx ? NEAR : WITHOUT_AMX;
+    return (incoming){(uintptr_t)units + distance, (size_t)step_bytes, has_amx ? FARTHER : 0,
+                      is_shared || !has_amx};
 }
 
 INLINE void bring_step(incoming *in) {
     const uintptr_t end = in->next + in->bytes;
     for (uintptr_t at = in->whole_lines ? (in->next + 63) & ~(uintptr_t)63 : in->next; at < end; at += 64) {
         _mm_prefetch((const char *)at, _MM_HINT_T0);
-        _mm_prefetch((const char *)(at + in->farther), _MM_HINT_T1);
+        if (in->farther) _mm_prefetch((const char *)(at + in->farther), _MM_HINT_T1);
     }
     in->next = end;
 }
@@ -162,7 +166,7 @@ typedef struct task {
     int64_t n_units;           /* panel: blocks */
     const paged__act_block *x; /* of the group, at the first of the units */
     int shift;                 /* panel: log2 of zero */
-    incoming in;
+    incoming in;               /* while it runs */
 } task;
 
 enum { STRIDE = TILES * PAGED__ROW_TILE }; /* of sums */
