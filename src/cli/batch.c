@@ -70,7 +70,8 @@ typedef struct batch {
     paged__session session;
     paged__openai_world world;
     batch_options options;
-    FILE *in, *out; /* out NULL: stdout */
+    FILE *in, *out;   /* out NULL: stdout */
+    bool made_output; /* there was none */
     char *line;     /* of getline(); owned */
     size_t line_capacity;
     json_t *done;    /* set of custom_ids that have an answer */
@@ -100,7 +101,8 @@ static const char *custom_id(const json_t *line) {
 static int read_output(batch *b) {
     const char *path = b->options.output;
     FILE *file = fopen(path, "r+e");
-    if (!file && errno == ENOENT) return PAGED__EXIT_OK;
+    b->made_output = !file && errno == ENOENT;
+    if (b->made_output) return PAGED__EXIT_OK;
     if (!file) return paged__error(b->session.cli, "cannot open %s: %s", path, strerror(errno));
     off_t good = 0;
     int code = PAGED__EXIT_OK;
@@ -358,6 +360,8 @@ static int batch_command(paged__cli *cli, int argc, char **argv) {
         paged__plan_note(cli, &b.session.info, &info, b.session.model_path);
         b.world = paged__session_world(&b.session, &o->sampling);
         code = run_all(&b);
+    } else if (b.out && b.made_output) { /* nothing ran */
+        unlink(o->output);
     }
     for (int32_t i = 0; b.jobs && i < o->parallel; i++) clear_job(&b.jobs[i]);
     paged__session_close(&b.session);

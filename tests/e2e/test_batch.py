@@ -137,3 +137,11 @@ def test_interrupt_keeps_what_is_there(paged, model, tmp_path):
 def test_refusals(paged, model, args, says):
     done = paged(*args, "--model", model)
     assert done.returncode in (1, 2) and says in done.stderr and done.stdout == ""
+
+
+def test_a_refused_model_leaves_no_output(paged, tmp_path):
+    requests, target, bad = write(tmp_path / "in.jsonl", [chat("a", "Hi")]), tmp_path / "out.jsonl", tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF")
+    assert paged("batch", requests, "--output", target, "--model", bad).returncode == 1 and not target.exists()
+    target.write_text("")  # what was there stays
+    assert paged("batch", requests, "--output", target, "--model", bad).returncode == 1 and target.exists()
