@@ -72,7 +72,7 @@ typedef struct batch {
     batch_options options;
     FILE *in, *out;   /* out NULL: stdout */
     bool made_output; /* there was none */
-    char *line;     /* of getline(); owned */
+    char *line;       /* of getline(); owned */
     size_t line_capacity;
     json_t *done;    /* set of custom_ids that have an answer */
     json_t *refused; /* set of lines without one that were answered by an earlier run */
