@@ -110,6 +110,21 @@ static const batch_case batches[] = {
 #define EACH_BATCH(c)                                                                                        \
     for (const batch_case *c = batches; c < batches + sizeof batches / sizeof batches[0]; c++)
 
+/* n threads, several times. */
+static void check_crew(const world *w, const place *p, const result *want, int32_t n, int32_t n_repeats,
+                       bool must_merge) {
+    result r = result_make(w);
+    crew c = {.attn = attn_make(w, p, n), .w = w, .p = p, .want = want, .r = &r, .n = n};
+    c.n_repeats = n_repeats;
+    plan(c.attn, w, p);
+    CHECK(!must_merge || paged_attn_needs_merge(c.attn));
+    CHECK_EQ(c.attn->n_owns > 0, p->n_shared > 0);
+    run_crew(&c);
+    CHECK_EQ(c.n_wrong, 0);
+    paged_attn_free(c.attn);
+    result_free(&r);
+}
+
 static void threads_help(void) {
     uint64_t rng = test_seed;
     paged_cpu_mask(~0u);
@@ -117,16 +132,9 @@ static void threads_help(void) {
     for (int32_t n = 2; n <= THREADS_MAX; n++) {
         world w = world_make(bc->s, bc->n_seqs, bc->n_keys, bc->n_queries, FILL_UNIFORM, &rng);
         place p = place_make(&w, bc->s.layout, 16, false, false, false, &rng);
-        result want = run_all(&w, &p, 1), r = result_make(&w);
-        crew c = {.attn = attn_make(&w, &p, n), .w = &w, .p = &p, .want = &want, .r = &r, .n = n};
-        c.n_repeats = test_long ? 2000 : 30;
-        plan(c.attn, &w, &p);
-        CHECK(paged_attn_needs_merge(c.attn));
-        run_crew(&c);
-        CHECK_EQ(c.n_wrong, 0);
-        paged_attn_free(c.attn);
+        result want = run_all(&w, &p, 1);
+        check_crew(&w, &p, &want, n, test_long ? 2000 : 30, true);
         result_free(&want);
-        result_free(&r);
         place_free(&p);
         world_free(&w);
     }
@@ -161,17 +169,10 @@ static void threads_share_prefixes(void) {
                                  FILL_UNIFORM, &rng);
             world_share(&w, cascades[i].shared);
             place p = place_make(&w, PAGED_LAYOUT_PACKED, 16, false, false, true, &rng);
-            result want = run_all(&w, &p, 1), r = result_make(&w);
+            result want = run_all(&w, &p, 1);
             place_share(&w, &p, cascades[i].shared);
-            crew c = {.attn = attn_make(&w, &p, n), .w = &w, .p = &p, .want = &want, .r = &r, .n = n};
-            c.n_repeats = test_long ? 1000 : 8;
-            plan(c.attn, &w, &p);
-            CHECK(c.attn->n_owns > 0 && (n < THREADS_MAX || paged_attn_needs_merge(c.attn)));
-            run_crew(&c);
-            CHECK_EQ(c.n_wrong, 0);
-            paged_attn_free(c.attn);
+            check_crew(&w, &p, &want, n, test_long ? 1000 : 8, n == THREADS_MAX);
             result_free(&want);
-            result_free(&r);
             place_free(&p);
             world_free(&w);
         }
