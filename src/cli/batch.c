@@ -360,8 +360,9 @@ static int batch_command(paged__cli *cli, int argc, char **argv) {
         paged__plan_note(cli, &b.session.info, &info, b.session.model_path);
         b.world = paged__session_world(&b.session, &o->sampling);
         code = run_all(&b);
-    } else if (b.out && b.made_output) { /* nothing ran */
-        unlink(o->output);
+    } else if (b.out && b.made_output) { /* nothing ran; another run may have begun to write there */
+        struct stat facts;
+        if (fstat(fileno(b.out), &facts) == 0 && facts.st_size == 0) unlink(o->output);
     }
     for (int32_t i = 0; b.jobs && i < o->parallel; i++) clear_job(&b.jobs[i]);
     paged__session_close(&b.session);

@@ -46,8 +46,7 @@ extern const char *const paged__log_levels[];     /* index: paged_log_level */
         PAGED__OPTION_CHOICE, 0, "linear", "TYPE", offsetof(T, field), 0, 0, paged__linear_choices,          \
             "auto, int8 or bf16: how linear layers multiply quantised weights\n(default: auto, which is "    \
             "int8); bf16, on processors with AMX, is\nfaster for long prompts and many requests, slower "    \
-            "for "                                                                                           \
-            "one"                                                                                            \
+            "alone"                                                                                          \
     }
 
 #define PAGED__MODEL_ROW(T, field)                                                                           \
