@@ -205,11 +205,14 @@ static inline int32_t paged__entry_before(paged__cut cut) {
     return cut.item > 0 ? cut.entry : cut.entry - 1;
 }
 
-/* Whether cut b of nth has a piece whose states are kept: the entry before it, if that may be cut, or the
+/* Whether a cut of nth has a piece whose states are kept: the entry before it, if that may be cut, or the
  * head of a cascade that it goes through. */
-bool paged__cut_keeps(const paged_attn *attn, int32_t b, int32_t nth);
+bool paged__cut_keeps(const paged_attn *attn, paged__cut cut, int32_t nth);
 
-/* The cut, at or before b, that is the first to have the piece of cut b, which has one. */
+/* Whether the piece of `cut`, which has one, is that of a cut before it. */
+bool paged__cuts_share_piece(const paged_attn *attn, paged__cut before, paged__cut cut);
+
+/* The number of the first cut of nth, at or before b, to have the piece of cut b, which has one. */
 int32_t paged__first_cut(const paged_attn *attn, int32_t b, int32_t nth);
 
 /* States of a split, counted from split_first, and head, in the workspace of the entry that cut b is the

@@ -49,8 +49,7 @@ paged__cut paged__cut_at(const paged_attn *attn, int32_t b, int32_t nth) {
     return (paged__cut){index, (int32_t)item};
 }
 
-bool paged__cut_keeps(const paged_attn *attn, int32_t b, int32_t nth) {
-    paged__cut cut = paged__cut_at(attn, b, nth);
+bool paged__cut_keeps(const paged_attn *attn, paged__cut cut, int32_t nth) {
     int32_t index = paged__entry_before(cut);
     if (index < 0 || nth == 1) return false;
     const paged__entry *entry = &attn->entries[index];
@@ -58,13 +57,23 @@ bool paged__cut_keeps(const paged_attn *attn, int32_t b, int32_t nth) {
     return cut.item % paged__head_items(entry) != 0;
 }
 
+bool paged__cuts_share_piece(const paged_attn *attn, paged__cut before, paged__cut cut) {
+    int32_t index = paged__entry_before(cut), begin = 0;
+    if (paged__entry_before(before) != index) return false;
+    const paged__entry *entry = &attn->entries[index];
+    if (entry->is_prefix) begin = cut.item - cut.item % paged__head_items(entry);
+    return before.entry != index || before.item > begin;
+}
+
 int32_t paged__first_cut(const paged_attn *attn, int32_t b, int32_t nth) {
-    paged__cut at = paged__cut_at(attn, b, nth);
-    int32_t index = paged__entry_before(at), begin = 0;
-    if (attn->entries[index].is_prefix) begin = at.item - at.item % paged__head_items(&attn->entries[index]);
-    for (; b > 1; b--) {
-        paged__cut before = paged__cut_at(attn, b - 1, nth);
-        if (paged__entry_before(before) != index || (before.entry == index && before.item <= begin)) break;
+    const paged__cut at = paged__cut_at(attn, b, nth);
+    int32_t low = 1;
+    while (low < b) {
+        int32_t middle = low + (b - low) / 2;
+        if (paged__cuts_share_piece(attn, paged__cut_at(attn, middle, nth), at))
+            b = middle;
+        else
+            low = middle + 1;
     }
     return b;
 }

@@ -618,7 +618,7 @@ static void run_share(worker *w, paged__share *share, int32_t ith, int32_t nth) 
 static void begin_share(const paged_attn *attn, paged__share *share, int32_t ith, int32_t nth) {
     share->begin = paged__cut_at(attn, ith, nth);
     share->end = paged__cut_at(attn, ith + 1, nth);
-    bool keeps = paged__cut_keeps(attn, ith + 1, nth);
+    bool keeps = paged__cut_keeps(attn, share->end, nth);
     share->begin_cut = share->begin.item > 0 ? paged__first_cut(attn, ith, nth) : 0;
     share->end_cut = keeps ? paged__first_cut(attn, ith + 1, nth) : 0;
     share->n_items = 0;
@@ -682,9 +682,11 @@ void paged_attn_merge(paged_attn *attn, const paged_attn_io *io, int32_t ith, in
     if (!attn->needs_merge) return;
     int64_t n_rows = 0; /* threads take the rows of all pieces in turn */
     float *acc = attn->scratch[ith].acc;
+    paged__cut before, cut = {0, 0};
     for (int32_t b = 1; b <= nth; b++) {
-        if (!paged__cut_keeps(attn, b, nth) || paged__first_cut(attn, b, nth) != b) continue;
-        paged__cut cut = paged__cut_at(attn, b, nth);
+        before = cut;
+        cut = paged__cut_at(attn, b, nth);
+        if (!paged__cut_keeps(attn, cut, nth) || paged__cuts_share_piece(attn, before, cut)) continue;
         const paged__entry *entry = &attn->entries[paged__entry_before(cut)];
         if (entry->is_prefix) {
             int32_t head = cut.item / paged__head_items(entry);

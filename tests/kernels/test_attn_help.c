@@ -140,42 +140,46 @@ static void threads_help(void) {
     }
 }
 
+enum { N_SEQS = 6, PREFIX = 1024 };
+static const struct {
+    shape s;
+    paged_shared shared;
+    int32_t n_keys[N_SEQS], n_queries[N_SEQS];
+} cascades[] = {
+    {SHAPE(PAGED_TYPE_BF16, 8, 2, 64, 0),
+     {0, N_SEQS, PREFIX},
+     {1025, 1100, 1024, 1700, 1060, 1030},
+     {1, 1, 1, 1, 2, 1}},
+    {SHAPE(PAGED_TYPE_F16, 4, 4, 32, 0), {0, 3, PREFIX}, {1025, 1100, 1024, 70, 1, 2}, {1, 1, 1, 1, 1, 1}},
+    {SHAPE(PAGED_TYPE_I8, 3, 3, 64, 0),
+     {1, 4, PREFIX},
+     {900, 1025, 1026, 1600, 1090, 70},
+     {1, 1, 1, 1, 1, 1}},
+};
+
+#define EACH_CASCADE(i) for (size_t i = 0; i < sizeof cascades / sizeof cascades[0]; i++)
+
+static world cascade_world(size_t i, uint64_t *rng) {
+    world w = world_make(cascades[i].s, N_SEQS, cascades[i].n_keys, cascades[i].n_queries, FILL_UNIFORM, rng);
+    world_share(&w, cascades[i].shared);
+    return w;
+}
+
 /* Each has its own share of a cascade; states of a head that is cut are merged by all. */
 static void threads_share_prefixes(void) {
-    enum { N_SEQS = 6, PREFIX = 1024 };
-    static const struct {
-        shape s;
-        paged_shared shared;
-        int32_t n_keys[N_SEQS], n_queries[N_SEQS];
-    } cascades[] = {
-        {SHAPE(PAGED_TYPE_BF16, 8, 2, 64, 0),
-         {0, N_SEQS, PREFIX},
-         {1025, 1100, 1024, 1700, 1060, 1030},
-         {1, 1, 1, 1, 2, 1}},
-        {SHAPE(PAGED_TYPE_F16, 4, 4, 32, 0),
-         {0, 3, PREFIX},
-         {1025, 1100, 1024, 70, 1, 2},
-         {1, 1, 1, 1, 1, 1}},
-        {SHAPE(PAGED_TYPE_I8, 3, 3, 64, 0),
-         {1, 4, PREFIX},
-         {900, 1025, 1026, 1600, 1090, 70},
-         {1, 1, 1, 1, 1, 1}},
-    };
     uint64_t rng = test_seed;
     paged_cpu_mask(~0u);
-    for (size_t i = 0; i < sizeof cascades / sizeof cascades[0]; i++)
-        for (int32_t n = 2; n <= THREADS_MAX; n += 3) {
-            world w = world_make(cascades[i].s, N_SEQS, cascades[i].n_keys, cascades[i].n_queries,
-                                 FILL_UNIFORM, &rng);
-            world_share(&w, cascades[i].shared);
-            place p = place_make(&w, PAGED_LAYOUT_PACKED, 16, false, false, true, &rng);
-            result want = run_all(&w, &p, 1);
-            place_share(&w, &p, cascades[i].shared);
-            check_crew(&w, &p, &want, n, test_long ? 1000 : 8, n == THREADS_MAX);
-            result_free(&want);
-            place_free(&p);
-            world_free(&w);
-        }
+    EACH_CASCADE(i)
+    for (int32_t n = 2; n <= THREADS_MAX; n += 3) {
+        world w = cascade_world(i, &rng);
+        place p = place_make(&w, PAGED_LAYOUT_PACKED, 16, false, false, true, &rng);
+        result want = run_all(&w, &p, 1);
+        place_share(&w, &p, cascades[i].shared);
+        check_crew(&w, &p, &want, n, test_long ? 1000 : 8, n == THREADS_MAX);
+        result_free(&want);
+        place_free(&p);
+        world_free(&w);
+    }
 }
 
 /* Whoever takes a share does it alone here: there is nobody to help. */
@@ -200,5 +204,41 @@ static void one_after_the_other(void) {
     }
 }
 
-#define TESTS(X) X(threads_help) X(threads_share_prefixes) X(one_after_the_other)
+/* Which cut is the first to have a piece: found by halving, here by walking. */
+static void check_first_cuts(const world *w, const place *p) {
+    for (int32_t n = 1; n <= 80; n += 1 + n / 4) {
+        paged_attn *attn = attn_make(w, p, n);
+        plan(attn, w, p);
+        paged__cut before, cut = {0, 0};
+        for (int32_t b = 1, first = 0; b <= n; b++) {
+            before = cut;
+            cut = paged__cut_at(attn, b, n);
+            if (!paged__cut_keeps(attn, cut, n)) continue;
+            if (!paged__cuts_share_piece(attn, before, cut)) first = b;
+            CHECK_EQ(paged__first_cut(attn, b, n), first);
+        }
+        paged_attn_free(attn);
+    }
+}
+
+static void first_cuts(void) {
+    uint64_t rng = test_seed;
+    EACH_BATCH(bc) {
+        world w = world_make(bc->s, bc->n_seqs, bc->n_keys, bc->n_queries, FILL_UNIFORM, &rng);
+        place p = place_make(&w, bc->s.layout, 16, false, false, false, &rng);
+        check_first_cuts(&w, &p);
+        place_free(&p);
+        world_free(&w);
+    }
+    EACH_CASCADE(i) {
+        world w = cascade_world(i, &rng);
+        place p = place_make(&w, PAGED_LAYOUT_PACKED, 16, false, false, true, &rng);
+        place_share(&w, &p, cascades[i].shared);
+        check_first_cuts(&w, &p);
+        place_free(&p);
+        world_free(&w);
+    }
+}
+
+#define TESTS(X) X(threads_help) X(first_cuts) X(threads_share_prefixes) X(one_after_the_other)
 TEST_MAIN(TESTS)
