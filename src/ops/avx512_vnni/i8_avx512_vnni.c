@@ -44,10 +44,11 @@ INLINE void store_scores(float *s, __m512i sum, float q_scale, __m512 k_scale) {
 }
 
 /* Few rows, r … r + n - 1, against one tile. They take lines in turns for several sums each: a sum waits
- * five cycles for itself, in which there is time for ten. The first of all rows bring in what comes. */
+ * five cycles for itself, in which there is time for ten; one row waits for memory, which four lines at once
+ * would not make faster. The first of all rows bring in what comes. */
 INLINE void qk_tile(const paged__step *step, int32_t r, const int n, int32_t tile,
                     const paged__distances *ahead, const bool near) {
-    const int n_sums = n <= 4 ? 4 : 2;
+    const int n_sums = n > 1 && n <= 4 ? 4 : 2;
     const int64_t end = ahead->tile_bytes, whole = end / (n_sums * 64) * (n_sums * 64);
     const uint8_t *k = step->k.at[tile];
     const paged__i8_q *q[QK_FEW];
