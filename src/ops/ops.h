@@ -153,8 +153,8 @@ __attribute__((always_inline)) static inline void paged__fetch(const paged__stre
                            (const void *)(s->far.first + (uintptr_t)at), false);
 }
 
-/* Lines to be asked for while weights are made. Nothing is read then, so nothing else is asked for, and memory
- * stands still unless some lines more are under way: those behind all that K of the step has asked for. */
+/* Lines to be asked for while weights are made. Nothing is read then, so nothing else is asked for, and
+ * memory would stand still: those behind all that K of the step has asked for. */
 typedef struct paged__lines {
     const uint8_t *at;
     int32_t n;

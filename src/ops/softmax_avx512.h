@@ -14,8 +14,8 @@
 #define UNROLL _Pragma("GCC unroll 8")
 #endif
 
-/* What is left of x behind the nearest integer. VREDUCEPS is one of two that go in a cycle; VRNDSCALEPS, which
- * gives the integer, takes twice as long on a Xeon. The difference of the two is exact. */
+/* What is left of x behind the nearest integer, which is then exactly the difference. Two VREDUCEPS go in a
+ * cycle, of VRNDSCALEPS, which gives the integer, one (Xeon). */
 INLINE __m512 fraction(__m512 x) {
     return _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }

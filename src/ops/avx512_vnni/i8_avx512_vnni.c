@@ -189,7 +189,7 @@ static void qk(const paged__step *step) {
 
 enum { WEIGHT_ROWS = 4 }; /* at a time */
 
-/* Of the 16 numbers of each x[j] the greatest of each four, which are 4 apart, in the 128-bit lane j, as bits.
+/* Of the 16 numbers of each x[j] the greatest of each four that are 4 apart, in the 128-bit lane j, as bits.
  * For numbers ≥ 0 the order of the bits is that of the numbers, and NaN is above them all. */
 INLINE __m512i top_fours(const __m512i x[4]) {
     __m512i a =
@@ -251,7 +251,6 @@ INLINE void weigh_rows(const paged__step *step, int32_t r, const int n, const __
             top_of[i] = weigh_row(s + i * PAGED_ATTN_STEP, mask, v_scale, l, o, step->o_floats);
         paged__fetch_some(next, PAGED__LINES_A_ROW / 2);
     }
-    UNROLL for (int i = n; i < WEIGHT_ROWS; i++) top_of[i] = _mm512_setzero_si512();
     const __m512 top = tops_of_rows(top_of), most = _mm512_set1_ps(255),
                  least = _mm512_set1_ps(PAGED__I8_P_MIN);
     _Alignas(64) float by[16], scale[16];
