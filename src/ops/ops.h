@@ -78,46 +78,99 @@ typedef struct paged__ahead {
     int64_t turn;
 } paged__ahead;
 
+/* A distance in whole tiles and bytes. */
+typedef struct paged__offset {
+    int32_t tiles, bytes;
+} paged__offset;
+
 /* The same distance for all tiles of a step, so that each line comes once: of small tiles what keeps the last
  * one's within the tiles that are known. */
-static inline paged__ahead paged__ahead_of(const paged__tiles *tiles, int32_t j, int32_t distance_bytes,
-                                           int32_t tile_bytes) {
+static inline paged__offset paged__offset_of(int32_t distance_bytes, int32_t tile_bytes) {
     distance_bytes = PAGED_MIN(distance_bytes, PAGED__TILES_AHEAD * tile_bytes - tile_bytes / 2);
-    const int32_t i = j + distance_bytes / tile_bytes, rest = distance_bytes % tile_bytes;
-    const uintptr_t first = (uintptr_t)paged__tile_on(tiles, i),
-                    then = (uintptr_t)paged__tile_on(tiles, i + 1);
-    return (paged__ahead){first + (uintptr_t)rest, then + (uintptr_t)rest - (uintptr_t)tile_bytes,
-                          tile_bytes - rest};
+    return (paged__offset){distance_bytes / tile_bytes, distance_bytes % tile_bytes};
+}
+
+static inline paged__ahead paged__ahead_of(const paged__tiles *tiles, int32_t j, paged__offset offset,
+                                           int32_t tile_bytes) {
+    const uintptr_t first = (uintptr_t)paged__tile_on(tiles, j + offset.tiles),
+                    then = (uintptr_t)paged__tile_on(tiles, j + offset.tiles + 1),
+                    rest = (uintptr_t)offset.bytes;
+    return (paged__ahead){first + rest, then + rest - (uintptr_t)tile_bytes, tile_bytes - offset.bytes};
 }
 
 static inline const void *paged__byte_ahead(const paged__ahead *a, int64_t at) {
     return (const void *)((at < a->turn ? a->first : a->then) + (uintptr_t)at);
 }
 
-/* What comes at the two distances. Who passes a constant `looks_near` pays for no choice. */
+/* The two distances, of all tiles of a step. */
+typedef struct paged__distances {
+    int32_t tile_bytes;
+    paged__offset near, far; /* with `looks_near` */
+} paged__distances;
+
+/* Who passes a constant `looks_near`, here and below, pays for no choice. */
+static inline paged__distances paged__distances_of(int32_t tile_bytes, bool looks_near) {
+    paged__distances d = {.tile_bytes = tile_bytes};
+    if (!looks_near) return d;
+    d.near = paged__offset_of(PAGED__NEARER_BYTES, tile_bytes);
+    d.far = paged__offset_of(PAGED__LESS_FAR_BYTES, tile_bytes);
+    return d;
+}
+
+/* What comes at the two distances. */
 typedef struct paged__stream {
     paged__ahead near, far;
 } paged__stream;
 
-static inline paged__stream paged__stream_of(const paged__tiles *tiles, int32_t j, int32_t tile_bytes,
+static inline paged__stream paged__stream_of(const paged__tiles *tiles, int32_t j, const paged__distances *d,
                                              bool looks_near) {
+    int32_t bytes = d->tile_bytes;
     if (looks_near)
-        return (paged__stream){paged__ahead_of(tiles, j, PAGED__NEARER_BYTES, tile_bytes),
-                               paged__ahead_of(tiles, j, PAGED__LESS_FAR_BYTES, tile_bytes)};
-    return (paged__stream){{.first = (uintptr_t)paged__tile_ahead(tiles, j, PAGED__NEAR_BYTES, tile_bytes)},
-                           {.first = (uintptr_t)paged__tile_ahead(tiles, j, PAGED__FAR_BYTES, tile_bytes)}};
+        return (paged__stream){paged__ahead_of(tiles, j, d->near, bytes),
+                               paged__ahead_of(tiles, j, d->far, bytes)};
+    return (paged__stream){
+        {.first = (uintptr_t)paged__tile_ahead(tiles, j, PAGED__NEAR_BYTES, bytes), .turn = bytes},
+        {.first = (uintptr_t)paged__tile_ahead(tiles, j, PAGED__FAR_BYTES, bytes), .turn = bytes}};
+}
+
+/* Brings a line at each distance. */
+__attribute__((always_inline)) static inline void paged__fetch_lines(const void *near, const void *far,
+                                                                     bool looks_near) {
+    if (looks_near)
+        __builtin_prefetch(near, 0, 3);
+    else
+        __builtin_prefetch(near, 0, 2);
+    __builtin_prefetch(far, 0, 2);
 }
 
 /* Brings the two lines that come after byte `at` of the tile. */
 __attribute__((always_inline)) static inline void paged__fetch(const paged__stream *s, int64_t at,
                                                                bool looks_near) {
-    if (looks_near) {
-        __builtin_prefetch(paged__byte_ahead(&s->near, at), 0, 3);
-        __builtin_prefetch(paged__byte_ahead(&s->far, at), 0, 2);
-    } else {
-        __builtin_prefetch((const void *)(s->near.first + (uintptr_t)at), 0, 2);
-        __builtin_prefetch((const void *)(s->far.first + (uintptr_t)at), 0, 2);
-    }
+    if (looks_near)
+        paged__fetch_lines(paged__byte_ahead(&s->near, at), paged__byte_ahead(&s->far, at), true);
+    else
+        paged__fetch_lines((const void *)(s->near.first + (uintptr_t)at),
+                           (const void *)(s->far.first + (uintptr_t)at), false);
+}
+
+/* Lines to be asked for while weights are made. Nothing is read then, so nothing else is asked for, and
+ * memory would stand still: those behind all that K of the step has asked for. */
+typedef struct paged__lines {
+    const uint8_t *at;
+    int32_t n;
+} paged__lines;
+
+enum { PAGED__LINES_A_ROW = 2 };
+
+/* `far` is the greatest distance at which K is asked for; at most what is left of a tile there. */
+static inline paged__lines paged__lines_behind(const paged__tiles *k, paged__offset far, int32_t tile_bytes) {
+    return (paged__lines){paged__tile_on(k, PAGED__STEP_TILES + far.tiles) + far.bytes,
+                          (tile_bytes - far.bytes) / 64};
+}
+
+__attribute__((always_inline)) static inline void paged__fetch_some(paged__lines *lines, int32_t n) {
+    for (n = PAGED_MIN(n, lines->n), lines->n -= n; n > 0; n--, lines->at += 64)
+        __builtin_prefetch(lines->at, 0, 2);
 }
 
 /* What the kernels of a step work on. All rows belong to one KV head and see at least one token. */

@@ -8,19 +8,12 @@
 #ifndef PAGED_OPS_WEIGHTS_BF16_H
 #define PAGED_OPS_WEIGHTS_BF16_H
 
-#include <float.h>
 #include <immintrin.h>
 
 #include "ops/ops.h"
+#include "ops/softmax_avx512.h"
 
 enum { P_BYTES = PAGED_ATTN_STEP * 2 };
-
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 8")
-#endif
 
 INLINE __m512 dot(__m512 acc, __m512i a, __m512i b) {
     return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
@@ -53,9 +46,8 @@ static void load_q(void *q, const float *src, float scale, int32_t head_dim) {
 #define C3 0.055008933f
 
 /* exp2 for x ≤ 8; zero below PAGED__EXP2_MIN and where `mask` is not set; NaN is kept. */
-INLINE __m512 exp2_ps(__m512 x, __mmask16 mask) {
-    __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 f = _mm512_sub_ps(x, n);
+INLINE __m512 rough_exp2_ps(__m512 x, __mmask16 mask) {
+    __m512 f = fraction(x), n = _mm512_sub_ps(x, f);
     __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(C3), _mm512_set1_ps(C2));
     p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(C1));
     p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(1.0f));
@@ -63,28 +55,10 @@ INLINE __m512 exp2_ps(__m512 x, __mmask16 mask) {
     return _mm512_maskz_scalef_ps(mask, p, n);
 }
 
-/* Rare, so kept out of the way of the common path. */
-static __attribute__((noinline)) void rescale(float s_max, float *m, float *l, float *o, int32_t n) {
-    __m512 factor = _mm512_set1_ps(paged__exp2(*m - s_max));
-    _mm512_storeu_ps(l, _mm512_mul_ps(_mm512_loadu_ps(l), factor));
-    for (int32_t d = 0; d < n; d += 16)
-        _mm512_storeu_ps(o + d, _mm512_mul_ps(_mm512_loadu_ps(o + d), factor));
-    *m = s_max;
-}
-
 INLINE void softmax_row(uint8_t *p, const float *s, uint64_t mask, float *l, float *o, int32_t n) {
-    /* Not -inf, so that a row whose scores are all -inf has weights of zero and not NaN. */
-    __m512 v_max = _mm512_set1_ps(-FLT_MAX), x[4];
-    float *m = o + n;
-    UNROLL for (int j = 0; j < 4; j++) {
-        x[j] = _mm512_loadu_ps(s + j * 16);
-        v_max = _mm512_mask_max_ps(v_max, (__mmask16)(mask >> (j * 16)), v_max, x[j]);
-    }
-    if (_mm512_cmp_ps_mask(v_max, _mm512_set1_ps(*m + PAGED__RESCALE), _CMP_GT_OQ))
-        rescale(_mm512_reduce_max_ps(v_max), m, l, o, n);
-    __m512 v_m = _mm512_set1_ps(*m), sum = _mm512_loadu_ps(l);
+    __m512 x[4], v_m = load_scores(x, s, mask, l, o, n), sum = _mm512_loadu_ps(l);
     UNROLL for (int j = 0; j < 4; j++) x[j] =
-        exp2_ps(_mm512_sub_ps(x[j], v_m), (__mmask16)(mask >> (j * 16)));
+        rough_exp2_ps(_mm512_sub_ps(x[j], v_m), (__mmask16)(mask >> (j * 16)));
     __m512i ones = _mm512_set1_epi32(0x3f803f80);
     UNROLL for (int j = 0; j < 4; j += 2) {
         __m512i pairs = (__m512i)_mm512_cvtne2ps_pbh(x[j + 1], x[j]);

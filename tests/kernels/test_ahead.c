@@ -36,12 +36,24 @@ static void check_distance(const memory *m, int32_t distance) {
     for (int32_t step = 0; step < N_STEPS; step++) {
         const paged__tiles t = tiles_at(m, step);
         for (int32_t j = 0; j < PAGED__STEP_TILES; j++) {
-            const paged__ahead a = paged__ahead_of(&t, j, distance, bytes);
+            const paged__ahead a = paged__ahead_of(&t, j, paged__offset_of(distance, bytes), bytes);
             for (int64_t at = 0; at < bytes; at += 32) {
                 const int64_t here = (int64_t)(step * PAGED__STEP_TILES + j) * bytes + at;
                 CHECK_EQ(position(m, paged__byte_ahead(&a, at)), here + PAGED_MIN(distance, most));
             }
         }
+    }
+}
+
+/* Those asked for while weights are made come right behind what the last line of K has asked for. */
+static void check_lines_behind(const memory *m, paged__offset far) {
+    const int64_t bytes = m->tile_bytes;
+    for (int32_t step = 0; step < N_STEPS; step++) {
+        const paged__tiles t = tiles_at(m, step);
+        const paged__lines lines = paged__lines_behind(&t, far, m->tile_bytes);
+        const int64_t first = ((step + 1) * PAGED__STEP_TILES + far.tiles) * bytes + far.bytes;
+        CHECK_EQ(lines.n, (bytes - far.bytes) / 64);
+        for (int32_t i = 0; i < lines.n; i++) CHECK_EQ(position(m, lines.at + i * 64), first + i * 64);
     }
 }
 
@@ -60,6 +72,8 @@ static void each_line_once(void) {
         m.tile_bytes = sizes[i];
         check_distance(&m, PAGED__NEARER_BYTES);
         check_distance(&m, PAGED__LESS_FAR_BYTES);
+        check_lines_behind(&m, paged__offset_of(PAGED__LESS_FAR_BYTES, m.tile_bytes));
+        check_lines_behind(&m, (paged__offset){.tiles = PAGED__STEP_TILES - 1});
     }
     free(m.bytes);
 }

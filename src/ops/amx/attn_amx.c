@@ -239,6 +239,25 @@ static void qk(const paged__step *step) {
     }
 }
 
+/* ---- weights ---- */
+
+static void softmax_few(const paged__step *step) {
+    paged__lines next =
+        paged__lines_behind(&step->k, (paged__offset){.tiles = FAR}, step->k.next_lines * LINE);
+    for (int32_t r = 0; r < step->n_rows; r++) {
+        softmax_rows(step, step->s + r * PAGED_ATTN_STEP, step->p + r * step->p_stride, r, r + 1);
+        paged__fetch_some(&next, PAGED__LINES_A_ROW);
+    }
+}
+
+/* Of many rows if softcap or ALiBi is between; else see below. */
+static void softmax_of_step(const paged__step *step) {
+    if (step->n_rows <= ROWS)
+        softmax_few(step);
+    else
+        softmax(step);
+}
+
 /* ---- values ---- */
 
 /* Where the tiles of V lie, or copies in `room`; their pairs of tokens are `stride` bytes apart. */
@@ -458,7 +477,7 @@ static void attend(const paged__step *step) {
         return;
     }
     qk(step);
-    softmax(step);
+    softmax_of_step(step);
     pv(step);
 }
 
@@ -466,7 +485,7 @@ const paged__type_kernels paged__amx_bf16 = {.q_bytes = q_bytes,
                                              .p_bytes = P_BYTES,
                                              .load_q = load_q,
                                              .qk = qk,
-                                             .softmax = softmax,
+                                             .softmax = softmax_of_step,
                                              .pv = pv,
                                              .attend = attend,
                                              .few_rows = ROWS,

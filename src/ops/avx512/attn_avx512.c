@@ -9,20 +9,13 @@
  * Functions that are always inlined take their row count and type as constants, which the switch in the
  * caller gives them; so every loop over rows and vectors is unrolled and the accumulators stay in registers.
  */
-#include <float.h>
 #include <immintrin.h>
 
 #include "ops/ops.h"
 #include "ops/scores.h"
+#include "ops/softmax_avx512.h"
 
 enum { ROWS = 6 };
-
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 8")
-#endif
 
 INLINE __m512 f32_of_f16(const void *src) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)src));
@@ -69,7 +62,8 @@ INLINE __m512 load_v(const void *tile, int64_t t, int64_t d, int64_t head_dim, _
 INLINE void qk_tile(const paged__step *step, int32_t first_row, int32_t tile, const int n_rows,
                     const paged_type type, const bool near) {
     const uint8_t *q = step->q + first_row * step->q_stride, *at = step->k.at[tile];
-    const paged__stream f = paged__stream_of(&step->k, tile, tile_bytes(step->head_dim_k, type), near);
+    const paged__distances ahead = paged__distances_of(tile_bytes(step->head_dim_k, type), near);
+    const paged__stream f = paged__stream_of(&step->k, tile, &ahead, near);
     const int32_t d_bytes = type == PAGED_TYPE_F32 ? 64 : 32;
     __m512 acc[ROWS];
     UNROLL for (int r = 0; r < n_rows; r++) acc[r] = _mm512_setzero_ps();
@@ -125,7 +119,8 @@ INLINE void pv_rows(const paged__step *step, int32_t first_row, int32_t t0, int3
                     __mmask16 mask, const int n_rows, const int n_vecs, const paged_type type,
                     const bool near) {
     int64_t head_dim = step->head_dim_v;
-    const int32_t bytes = tile_bytes(step->head_dim_v, type), size = type == PAGED_TYPE_F32 ? 4 : 2;
+    const int32_t size = type == PAGED_TYPE_F32 ? 4 : 2;
+    const paged__distances ahead = paged__distances_of(tile_bytes(step->head_dim_v, type), near);
     float *o = step->o + first_row * step->o_stride + d;
     const uint8_t *p = step->p + first_row * step->p_stride;
     __m512 acc[ROWS][4];
@@ -135,7 +130,7 @@ INLINE void pv_rows(const paged__step *step, int32_t first_row, int32_t t0, int3
     for (int64_t t = t0; t < t1;) {
         int32_t index = (int32_t)(t / PAGED_TILE);
         const void *tile = step->v.at[index];
-        const paged__stream f = paged__stream_of(&step->v, index, bytes, near);
+        const paged__stream f = paged__stream_of(&step->v, index, &ahead, near);
         int64_t end = PAGED_MIN((t / PAGED_TILE + 1) * PAGED_TILE, (int64_t)t1);
         for (; t < end; t++) {
             __m512 v[4];
@@ -199,41 +194,8 @@ INLINE void pv(const paged__step *step, int32_t r, int32_t n, int32_t t0, int32_
     }
 }
 
-/* exp2 for x ≤ 8; zero below PAGED__EXP2_MIN and where `mask` is not set. */
-INLINE __m512 exp2_ps(__m512 x, __mmask16 mask) {
-    __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 f = _mm512_sub_ps(x, n);
-    __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(PAGED__EXP2_C6), _mm512_set1_ps(PAGED__EXP2_C5));
-    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(PAGED__EXP2_C4));
-    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(PAGED__EXP2_C3));
-    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(PAGED__EXP2_C2));
-    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(PAGED__EXP2_C1));
-    p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(1.0f));
-    /* Not less than, so that NaN is kept. */
-    mask = _mm512_mask_cmp_ps_mask(mask, x, _mm512_set1_ps(PAGED__EXP2_MIN), _CMP_NLT_UQ);
-    return _mm512_maskz_scalef_ps(mask, p, n);
-}
-
-/* Rare, so kept out of the way of the common path. */
-static __attribute__((noinline)) void rescale(float s_max, float *m, float *l, float *o, int32_t n) {
-    __m512 factor = _mm512_set1_ps(paged__exp2(*m - s_max));
-    _mm512_storeu_ps(l, _mm512_mul_ps(_mm512_loadu_ps(l), factor));
-    for (int32_t d = 0; d < n; d += 16)
-        _mm512_storeu_ps(o + d, _mm512_mul_ps(_mm512_loadu_ps(o + d), factor));
-    *m = s_max;
-}
-
 INLINE void softmax_row(float *p, const float *s, uint64_t mask, float *l, float *o, int32_t n) {
-    float *m = o + n;
-    /* Not -inf, so that a row whose scores are all -inf has weights of zero and not NaN. */
-    __m512 v_max = _mm512_set1_ps(-FLT_MAX), x[4];
-    UNROLL for (int j = 0; j < 4; j++) {
-        x[j] = _mm512_loadu_ps(s + j * 16);
-        v_max = _mm512_mask_max_ps(v_max, (__mmask16)(mask >> (j * 16)), v_max, x[j]);
-    }
-    if (_mm512_cmp_ps_mask(v_max, _mm512_set1_ps(*m + PAGED__RESCALE), _CMP_GT_OQ))
-        rescale(_mm512_reduce_max_ps(v_max), m, l, o, n);
-    __m512 v_m = _mm512_set1_ps(*m), sum = _mm512_loadu_ps(l);
+    __m512 x[4], v_m = load_scores(x, s, mask, l, o, n), sum = _mm512_loadu_ps(l);
     UNROLL for (int j = 0; j < 4; j++) {
         x[j] = exp2_ps(_mm512_sub_ps(x[j], v_m), (__mmask16)(mask >> (j * 16)));
         sum = _mm512_add_ps(sum, x[j]);
