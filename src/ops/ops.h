@@ -156,7 +156,7 @@ __attribute__((always_inline)) static inline void paged__fetch(const paged__stre
 /* Lines to be asked for while weights are made. Nothing is read then, so nothing else is asked for, and
  * memory would stand still: those behind all that K of the step has asked for. */
 typedef struct paged__lines {
-    const uint8_t *at;
+    uintptr_t at; /* a tile of V may be smaller than K's, and the last of all */
     int32_t n;
 } paged__lines;
 
@@ -164,13 +164,13 @@ enum { PAGED__LINES_A_ROW = 2 };
 
 /* `far` is the greatest distance at which K is asked for; at most what is left of a tile there. */
 static inline paged__lines paged__lines_behind(const paged__tiles *k, paged__offset far, int32_t tile_bytes) {
-    return (paged__lines){paged__tile_on(k, PAGED__STEP_TILES + far.tiles) + far.bytes,
+    return (paged__lines){(uintptr_t)paged__tile_on(k, PAGED__STEP_TILES + far.tiles) + (uintptr_t)far.bytes,
                           (tile_bytes - far.bytes) / 64};
 }
 
 __attribute__((always_inline)) static inline void paged__fetch_some(paged__lines *lines, int32_t n) {
     for (n = PAGED_MIN(n, lines->n), lines->n -= n; n > 0; n--, lines->at += 64)
-        __builtin_prefetch(lines->at, 0, 2);
+        __builtin_prefetch((const void *)lines->at, 0, 2);
 }
 
 /* What the kernels of a step work on. All rows belong to one KV head and see at least one token. */

@@ -53,7 +53,8 @@ static void check_lines_behind(const memory *m, paged__offset far) {
         const paged__lines lines = paged__lines_behind(&t, far, m->tile_bytes);
         const int64_t first = ((step + 1) * PAGED__STEP_TILES + far.tiles) * bytes + far.bytes;
         CHECK_EQ(lines.n, (bytes - far.bytes) / 64);
-        for (int32_t i = 0; i < lines.n; i++) CHECK_EQ(position(m, lines.at + i * 64), first + i * 64);
+        for (int32_t i = 0; i < lines.n; i++)
+            CHECK_EQ(position(m, (const uint8_t *)lines.at + i * 64), first + i * 64);
     }
 }
 

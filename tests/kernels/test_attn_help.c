@@ -204,18 +204,29 @@ static void one_after_the_other(void) {
     }
 }
 
-/* Which cut is the first to have a piece: found by halving, here by walking. */
+/* The piece that the last item before a cut belongs to: an entry, or a head of a cascade. */
+static int64_t piece_before(const paged_attn *attn, paged__cut cut) {
+    const int32_t index = cut.item > 0 ? cut.entry : cut.entry - 1;
+    if (index < 0) return -1;
+    const paged__entry *entry = &attn->entries[index];
+    const int32_t of_head = entry->n_splits + entry->n_own,
+                  item = cut.item > 0 ? cut.item - 1 : attn->config.n_kv_heads * of_head - 1;
+    return ((int64_t)index << 32) + (entry->is_prefix ? item / of_head : 0);
+}
+
+/* Which cut is the first to have a piece: found by halving, here by looking at all. */
 static void check_first_cuts(const world *w, const place *p) {
     for (int32_t n = 1; n <= 80; n += 1 + n / 4) {
         paged_attn *attn = attn_make(w, p, n);
         plan(attn, w, p);
-        paged__cut before, cut = {0, 0};
-        for (int32_t b = 1, first = 0; b <= n; b++) {
-            before = cut;
-            cut = paged__cut_at(attn, b, n);
+        for (int32_t b = 1; b <= n; b++) {
+            const paged__cut cut = paged__cut_at(attn, b, n);
             if (!paged__cut_keeps(attn, cut, n)) continue;
-            if (!paged__cuts_share_piece(attn, before, cut)) first = b;
+            int32_t first = 1;
+            while (piece_before(attn, paged__cut_at(attn, first, n)) != piece_before(attn, cut)) first++;
             CHECK_EQ(paged__first_cut(attn, b, n), first);
+            const paged__cut before = paged__cut_at(attn, b - 1, n);
+            CHECK_EQ(paged__cuts_share_piece(attn, before, cut), first < b);
         }
         paged_attn_free(attn);
     }

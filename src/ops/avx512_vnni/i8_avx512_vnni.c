@@ -1,9 +1,9 @@
 /* i8_avx512_vnni.c: the kernels of i8 (i8.h) for AVX-512 VNNI. VPDPBUSD adds, in each of 16 lanes, four
  * products of an unsigned and a signed byte to an int32. Sums are exact, so their order is free.
  *
- * qk: a lane is a key, its four bytes the elements d … d + 3. K is the unsigned operand; four bytes of q come
- *     as a broadcast memory operand. 6 rows × 4 tiles are 24 accumulators, 4 registers hold K; few rows, up
- *     to 8 at a time, take tile after tile (paged__tiles).
+ * qk: a lane is a key, its four bytes the elements d … d + 3. K is the unsigned operand, four bytes of q
+ *     are broadcast. 6 rows × 4 tiles are 24 accumulators, 4 registers hold K; few rows, up to 8 at a time,
+ *     take tile after tile (paged__tiles).
  * pv: a lane is an element of V, its four bytes the tokens of a group of four; a tile has four groups. The
  *     weights of a tile, 4 registers a row, stay while V streams by once, from its first byte to its last.
  *     4 rows at a time.
@@ -43,12 +43,12 @@ INLINE void store_scores(float *s, __m512i sum, float q_scale, __m512 k_scale) {
     _mm512_storeu_ps(s, _mm512_mul_ps(x, k_scale));
 }
 
-/* Few rows, r … r + n - 1, against one tile. They take lines in turns for several sums each: a sum waits
- * five cycles for itself, in which there is time for ten; one row waits for memory, which four lines at once
- * would not make faster. The first of all rows bring in what comes. */
+/* Few rows, r … r + n - 1, against one tile. Up to four take lines in turns for two sums each, as a sum waits
+ * five cycles for itself; more lines at once are faster from L2, but slower from memory. The first of all
+ * rows bring in what comes; of an odd number of lines some are asked for twice or by others. */
 INLINE void qk_tile(const paged__step *step, int32_t r, const int n, int32_t tile,
                     const paged__distances *ahead, const bool near) {
-    const int n_sums = n > 1 && n <= 4 ? 4 : 2;
+    const int n_sums = n <= 4 ? 2 : 1;
     const int64_t end = ahead->tile_bytes, whole = end / (n_sums * 64) * (n_sums * 64);
     const uint8_t *k = step->k.at[tile];
     const paged__i8_q *q[QK_FEW];
@@ -83,37 +83,32 @@ INLINE void qk_tile(const paged__step *step, int32_t r, const int n, int32_t til
     }
 }
 
-/* Tile after tile. */
-INLINE void qk_tiles(const paged__step *step, int32_t r, const int n, const bool near) {
-    const paged__distances ahead = paged__distances_of((step->head_dim_k + 3) / 4 * 64, near);
-    for (int32_t tile = 0; tile < PAGED__STEP_TILES; tile++) qk_tile(step, r, n, tile, &ahead, near);
-}
-
-INLINE void qk_few_rows(const paged__step *step, int32_t r, int32_t n, const bool near) {
+INLINE void qk_few_rows(const paged__step *step, int32_t r, int32_t n, int32_t tile,
+                        const paged__distances *ahead, const bool near) {
     switch (n) {
     case 1:
-        qk_tiles(step, r, 1, near);
+        qk_tile(step, r, 1, tile, ahead, near);
         break;
     case 2:
-        qk_tiles(step, r, 2, near);
+        qk_tile(step, r, 2, tile, ahead, near);
         break;
     case 3:
-        qk_tiles(step, r, 3, near);
+        qk_tile(step, r, 3, tile, ahead, near);
         break;
     case 4:
-        qk_tiles(step, r, 4, near);
+        qk_tile(step, r, 4, tile, ahead, near);
         break;
     case 5:
-        qk_tiles(step, r, 5, near);
+        qk_tile(step, r, 5, tile, ahead, near);
         break;
     case 6:
-        qk_tiles(step, r, 6, near);
+        qk_tile(step, r, 6, tile, ahead, near);
         break;
     case 7:
-        qk_tiles(step, r, 7, near);
+        qk_tile(step, r, 7, tile, ahead, near);
         break;
     default:
-        qk_tiles(step, r, 8, near);
+        qk_tile(step, r, 8, tile, ahead, near);
         break;
     }
 }
@@ -159,12 +154,14 @@ INLINE void qk_block(const paged__step *step, int32_t r, int32_t n) {
     }
 }
 
-/* Few rows; those behind the first find K of the step in L1. */
+/* Few rows, tile after tile, which those behind the first find in L1. */
 INLINE void qk_few(const paged__step *step, const bool near) {
-    for (int32_t r = 0, n; r < step->n_rows; r += n) {
-        n = paged__next_rows(step->n_rows - r, QK_FEW);
-        qk_few_rows(step, r, n, near);
-    }
+    const paged__distances ahead = paged__distances_of((step->head_dim_k + 3) / 4 * 64, near);
+    for (int32_t tile = 0; tile < PAGED__STEP_TILES; tile++)
+        for (int32_t r = 0, n; r < step->n_rows; r += n) {
+            n = paged__next_rows(step->n_rows - r, QK_FEW);
+            qk_few_rows(step, r, n, tile, &ahead, near);
+        }
 }
 
 static void qk(const paged__step *step) {
@@ -269,7 +266,7 @@ INLINE void weigh_rows(const paged__step *step, int32_t r, const int n, const __
 static void softmax(const paged__step *step) {
     __m512 v_scale[4];
     UNROLL for (int j = 0; j < 4; j++) v_scale[j] = _mm512_loadu_ps(step->v.scale[j]);
-    paged__lines next = {NULL, 0};
+    paged__lines next = {0, 0};
     if (step->k.looks_near && step->n_rows <= FEW) {
         const paged__distances ahead = paged__distances_of((step->head_dim_k + 3) / 4 * 64, true);
         next = paged__lines_behind(&step->k, ahead.far, ahead.tile_bytes);
